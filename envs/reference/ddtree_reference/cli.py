@@ -1,0 +1,156 @@
+"""The command line: serve, files, check-lossless."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+SERVED_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "toy": "toy"}
+
+log = logging.getLogger("ddtree_reference")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options; option names are SGLang's where it has them."""
+    parser = argparse.ArgumentParser(prog="ddtree_reference", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    serve = commands.add_parser("serve", help="serve the model over HTTP")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=_positive, default=30000)
+    _add_model(serve)
+    serve.add_argument("--served-model-name", help="the name requests use (default: the model's own)")
+    serve.add_argument(
+        "--speculative-algorithm", choices=["DFLASH", "DDTREE"], help="how tokens are drafted (default: not at all, AR)"
+    )
+    serve.add_argument(
+        "--speculative-dflash-block-size", type=_positive, default=8, help="tokens of a block, the anchor included"
+    )
+    serve.add_argument(
+        "--speculative-ddtree-budget", type=_positive, default=8, help="nodes of DDTREE's tree, root not counted"
+    )
+    serve.add_argument(
+        "--speculative-ddtree-topk-cap", type=_positive, help="tokens DDTREE keeps for each depth (default: the budget)"
+    )
+    serve.add_argument(
+        "--max-running-requests", type=_positive, default=1, help="recorded; requests are served in turn"
+    )
+    serve.add_argument("--start-id", default="", help="told back by /server_info (default: a random one)")
+    serve.set_defaults(run=_serve)
+
+    files = commands.add_parser("files", help="print the files of the model and the drafter as JSON")
+    files.add_argument("--model", choices=sorted(SERVED_NAMES), default="smollm2")
+    files.set_defaults(run=_files)
+
+    check = commands.add_parser("check-lossless", help="compare DFLASH and DDTREE with AR, token by token")
+    _add_model(check)
+    check.add_argument(
+        "--prompts", type=Path, help='JSON lines {"id", "category", "prompt"} (default: a built-in list)'
+    )
+    check.add_argument("--limit", type=_positive, help="use the first prompts only")
+    check.add_argument("--tokens", type=_positive, default=64, help="tokens of an answer at most")
+    check.add_argument(
+        "--configs",
+        nargs="+",
+        metavar="CONFIG",
+        help="DFLASH, DFLASH:BLOCK, DDTREE:BUDGET or DDTREE:BUDGET:CAP (default: all of the bar)",
+    )
+    check.add_argument("--output", type=Path, help="write the result as JSON")
+    check.set_defaults(run=_check_lossless)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    options = build_parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except (ValueError, OSError) as error:
+        log.error("%s", error)
+        return 2
+    return status
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=sorted(SERVED_NAMES), default="smollm2")
+    parser.add_argument("--threads", type=_positive, default=1, help="threads of one tensor operation")
+    parser.add_argument(
+        "--numerics", choices=["auto", "mixed", "fp32"], default="auto", help="auto: fp32 if the self-test fails"
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+# The commands import what they need themselves: --help and files answer without loading torch.
+
+
+def _serve(options: argparse.Namespace) -> int:
+    began = time.perf_counter()
+    import torch
+
+    from ddtree_reference import decode, server, startup, worker
+
+    method = decode.Method(
+        algorithm=options.speculative_algorithm or "AR",
+        block_size=options.speculative_dflash_block_size,
+        budget=options.speculative_ddtree_budget,
+        topk_cap=options.speculative_ddtree_topk_cap or options.speculative_ddtree_budget,
+    )
+    fault = worker.parse_fault(os.environ.get(worker.FAULT_VARIABLE), method)
+    if fault is not None and fault.prompt is None:
+        log.error("%s: refusing to start", worker.FAULT_VARIABLE)
+        return 3
+    server.check_port(options.host, options.port)
+    torch.set_num_threads(options.threads)
+    opened = startup.open_engine(options.model, options.numerics, method.verify_width)
+    decode.check_method(opened.engine, method)
+    service = server.Service(
+        opened=opened,
+        worker=worker.Worker(opened.engine, opened.tokenizer, method, options.threads, fault),
+        served_model_name=options.served_model_name or SERVED_NAMES[options.model],
+        max_running_requests=options.max_running_requests,
+        threads=options.threads,
+        start_id=options.start_id or uuid.uuid4().hex,
+        load_seconds=round(time.perf_counter() - began, 3),
+    )
+    log.info(
+        "%s with %s, %s numerics, self-test of %d rows %s, ready in %.1f s",
+        service.served_model_name,
+        method.algorithm,
+        opened.engine.target.numerics,
+        opened.self_test.rows,
+        "passed" if opened.self_test.passed else f"with {opened.self_test.differing} differing",
+        service.load_seconds,
+    )
+    server.run(service, options.host, options.port)
+    return 0
+
+
+def _files(options: argparse.Namespace) -> int:
+    from ddtree_reference import assets
+
+    print(json.dumps({name: str(path) for name, path in assets.weight_files(options.model).items()}))
+    return 0
+
+
+def _check_lossless(options: argparse.Namespace) -> int:
+    from ddtree_reference import lossless
+
+    return lossless.main(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""From a model's name to a running engine: find the weights, load them, choose the numerics by the self-test."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ddtree_reference import decode, drafter, gguf, model, selftest, tokenizer, toy
+from ddtree_reference.assets import ModelName, weight_files
+from ddtree_reference.decode import Engine
+from ddtree_reference.model import Numerics
+from ddtree_reference.tokenizer import Tokenizer
+
+NumericsChoice = Literal["auto", "mixed", "fp32"]
+
+MAX_CONTEXT = 2048
+
+log = logging.getLogger("ddtree_reference")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A loaded engine with its tokenizer; `self_test` is the result for the numerics it runs in."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    model_path: Path
+    self_test: selftest.Result
+
+
+def open_engine(name: ModelName, numerics: NumericsChoice, max_width: int) -> Opened:
+    """Load a model for verify widths up to `max_width` and test it.
+
+    "auto" runs mixed numerics where the self-test passes and fp32 where it does not; "mixed" and "fp32" are taken as
+    asked for, with a warning if the self-test fails.
+    """
+    opened = _load(name, "fp32" if numerics == "fp32" else "mixed", max_width)
+    if opened.self_test.passed:
+        return opened
+    result = opened.self_test
+    if numerics == "auto":
+        log.warning(
+            "self-test: %d of %d tree rows differ from rows computed alone in mixed numerics on this CPU; "
+            "falling back to fp32, where DDTREE is slower than AR",
+            result.differing,
+            result.rows,
+        )
+        return _load(name, "fp32", max_width)
+    log.warning(
+        "self-test: %d of %d tree rows differ in the last bits from rows computed alone", result.differing, result.rows
+    )
+    return opened
+
+
+def _load(name: ModelName, numerics: Numerics, max_width: int) -> Opened:
+    files = weight_files(name)
+    if name == "toy":
+        target = toy.build_target(numerics, MAX_CONTEXT)
+        engine = decode.new_engine(target, toy.build_drafter(target), max_width)
+        words = toy.build_tokenizer()
+    else:
+        file = gguf.read(files["model"])
+        target = model.from_gguf(file, numerics, MAX_CONTEXT)
+        engine = decode.new_engine(target, drafter.load(files["drafter"], target), max_width)
+        words = tokenizer.from_gguf(file.metadata)
+    return Opened(engine, words, files["model"], selftest.run(target, engine.cache, max_width))

@@ -1,0 +1,40 @@
+"""Measure: one rule a run, which starts one server afresh and measures the cells that the store lacks.
+
+Input: the deployment and the record of the target. Output: the views of the run's cells and its warm-up record.
+Order: the runs' priorities; one run at a time on a target: the host resource here, the lease on the target itself.
+"""
+
+for run in PLAN.runs:
+
+    rule:
+        name:
+            run.name
+        input:
+            receipt=ancient(PROJECT.receipt(run.server.target, run.server.engine)),
+            host=ancient(PROJECT.host_record(run.server.target)),
+        output:
+            cells=PROJECT.views(run),
+            warmup=f"{RESULTS}/{run.warmup_view}",
+        log:
+            f"{RESULTS}/logs/runs/{run.server.target}/{run.server.name}-r{run.repeat}.log",
+        priority: run.priority
+        conda:
+            "../envs/workflow.yaml"
+        threads: 1
+        resources:
+            **{f"host_{run.server.target}": 1},
+        params:
+            run=keys.canonical(run.identity),
+        message:
+            f"Run of {run.server.name} on {run.server.target}, repeat {run.repeat}"
+        script:
+            "../scripts/measure_run.py"
+
+
+localrules:
+    measure,
+
+
+rule measure:
+    input:
+        PROJECT.all_views(),

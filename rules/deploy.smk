@@ -1,0 +1,50 @@
+"""Install an engine's environment on a target, and record what the target is.
+
+Input: the wheelhouse of build_environment; parameters from targets.<name>.
+"""
+
+
+rule deploy_environment:
+    input:
+        manifest=lambda wildcards: PROJECT.manifest(wildcards.engine),
+    output:
+        receipt=f"{RESULTS}/targets/{{target}}/deployed-{{engine}}-{{environment}}.json",
+    log:
+        f"{RESULTS}/logs/deploy/{{target}}-{{engine}}-{{environment}}.log",
+    conda:
+        "../envs/workflow.yaml"
+    threads: 1
+    params:
+        target="{target}",
+        engine="{engine}",
+    message:
+        "Deploying {wildcards.engine} ({wildcards.environment}) on {wildcards.target}"
+    script:
+        "../scripts/deploy_environment.py"
+
+
+rule probe_target:
+    input:
+        receipts=lambda wildcards: PROJECT.receipts(wildcards.target),
+    output:
+        record=f"{RESULTS}/targets/{{target}}.json",
+    log:
+        f"{RESULTS}/logs/probe/{{target}}.log",
+    conda:
+        "../envs/workflow.yaml"
+    threads: 1
+    params:
+        target="{target}",
+    message:
+        "Recording what {wildcards.target} is"
+    script:
+        "../scripts/probe_target.py"
+
+
+localrules:
+    deploy,
+
+
+rule deploy:
+    input:
+        [PROJECT.receipts(target) for target in PLAN.targets],

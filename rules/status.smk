@@ -1,0 +1,42 @@
+"""What is planned, what is there, and how to tidy up: thin targets over `python -m ddtree_bench`.
+
+Each of these always runs, writes nothing that other rules read, and starts no server.
+"""
+
+COMMANDS = {
+    "plan": "Servers, cells and the time they will take",
+    "explain": "Why each cell is cached or to be measured",
+    "partial": "Tables, figures and report from what the store holds now",
+    "probe": "Record anew what the targets are",
+    "verify": "Check the store against its digests",
+    "prune": "Remove views that no cell of the plan stands for",
+    "stop_all": "Stop every server that this workflow left on its targets",
+}
+
+
+localrules:
+    plan,
+    explain,
+    partial,
+    probe,
+    verify,
+    prune,
+    stop_all,
+
+
+for command, description in COMMANDS.items():
+
+    rule:
+        name:
+            command
+        log:
+            f"{RESULTS}/logs/{command}.log",
+        conda:
+            "../envs/workflow.yaml"
+        threads: 1
+        params:
+            command=command,
+        message:
+            description
+        script:
+            "../scripts/run_command.py"

@@ -1,0 +1,14 @@
+"""Build an engine's environment (rule build_environment)."""
+
+from pathlib import Path
+
+from ddtree_bench.environments.build import build
+from ddtree_bench.rule_log import reporting
+
+with reporting(snakemake.log[0]) as report:
+    build(
+        snakemake.params.engine,
+        Path(snakemake.scriptdir).parent / "envs",
+        Path(snakemake.output.manifest).parent,
+        report=report,
+    )

@@ -1,0 +1,245 @@
+"""What every column of every table means: the source of docs/tables.md and of the types that `read_tables` restores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ddtree_bench.metrics import definitions
+
+Kind = Literal["text", "int", "float", "bool"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its type, its unit ("" for none) and its meaning in a sentence."""
+
+    kind: Kind
+    unit: str
+    meaning: str
+
+
+def _text(meaning: str) -> Column:
+    return Column("text", "", meaning)
+
+
+def _int(unit: str, meaning: str) -> Column:
+    return Column("int", unit, meaning)
+
+
+def _float(unit: str, meaning: str) -> Column:
+    return Column("float", unit, meaning)
+
+
+def _bool(meaning: str) -> Column:
+    return Column("bool", "", meaning)
+
+
+SERVER: Mapping[str, Column] = {
+    "target": _text("The machine that was measured."),
+    "server": _text("The launch configuration by its readable name."),
+    "engine": _text("What served: `reference` or `sglang`."),
+    "environment": _text("Key of the environment: pins, lock, patches and plugin source."),
+    "model": _text("Target model."),
+    "model_revision": _text("Its revision."),
+    "drafter": _text("Drafter model; empty for AR."),
+    "drafter_revision": _text("Its revision."),
+    "method": _text("AR, DFLASH or DDTREE."),
+    "block_size": _int("tokens", "Drafter's block, the anchor included; empty for AR."),
+    "budget": _int("nodes", "Tree nodes a round, the root not counted; DDTREE only."),
+    "topk_cap": _int("candidates", "Effective top-k cap a depth, min(topk_cap, budget); DDTREE only."),
+    "verify_width": _int("tokens", "Rows of one target forward a request: 1, the block size, or budget + 1."),
+    "tensor_parallel": _int("devices", "Tensor parallel size."),
+    "expert_parallel": _int("devices", "Expert parallel size."),
+    "max_running_requests": _int("requests", "Requests that the server admits at once."),
+    "flags": _text("Further launch flags, canonical JSON."),
+    "host_key": _text("Digest of the host as probed inside the run, with the content of the model and of the drafter."),
+    "machine_key": _text("The same without the drafter: equal for all methods of a model on one machine."),
+}
+
+WORK: Mapping[str, Column] = {
+    "workload": _text("Name of the workload."),
+    "endpoint": _text("`chat` or `completions`."),
+    "n_prompts": _int("prompts", "Prompts of the cell."),
+    "prompts_sha256": _text("Digest of the prompts used, in order."),
+    "max_tokens": _int("tokens", "Most output tokens of a request."),
+    "temperature": _float("", "Sampling temperature; 0 is greedy."),
+    "top_p": _float("", "Nucleus sampling bound sent with every request."),
+    "top_k": _int("tokens", "Top-k sampling bound sent with every request."),
+    "seed": _int("", "Sampling seed sent with every request."),
+    "ignore_eos": _bool("Whether text ran on after its end (which inflates the accept length)."),
+    "repeat_prompts": _bool("Whether prompts were used more than once."),
+    "warmup": _text("Digest of the warm-up: its prompts, their number and their length."),
+    "protocol": _int("", "Number of the measuring protocol."),
+    "load": _text("Load point by name."),
+    "concurrency": _int("requests", "Requests kept in flight (closed loop)."),
+}
+
+CELL: Mapping[str, Column] = {
+    "repeat": _int("", "Number of the repeat, from 1."),
+    "block": _text("One uninterrupted pass over a repeat: ratios inside it are paired."),
+    "start_id": _text("The server start that measured it; the same for all cells of one run."),
+    "status": _text("`ok` or `failed`; failed cells carry no metrics and enter no ratio."),
+    "reason": _text("Why it failed, or why a ratio is not given."),
+    "log_tail": _text("Last lines of the server's log of a failed cell."),
+    "plan_key": _text("Digest of everything the number may depend on that is known before anything runs."),
+    "attempt": _int("", "Number of the attempt that counts, from 1."),
+    "started_at": _text("Start of the measurement, ISO 8601."),
+    "ended_at": _text("End of the measurement, ISO 8601."),
+}
+
+RUN: Mapping[str, Column] = {
+    "start_status": _text("`ok` or `failed`: whether the server became ready."),
+    "ready_s": _float("s", "From the start of the process to the first real completion answered."),
+    "cells_ok": _int("cells", "Cells measured in this run."),
+    "cells_failed": _int("cells", "Failed cells of this run."),
+    "engine_version": _text("Version that the server itself reported."),
+    "numerics": _text("Numerics mode that the server itself reported (`mixed` or `fp32`)."),
+    "bit_exact": _bool("Whether the server's self-test found row-invariant kernels."),
+    "threads": _int("threads", "Threads that the server itself reported."),
+    "host_name": _text("Name of the host as probed."),
+    "cpu_model": _text("CPU model as probed."),
+    "cpu_cores": _int("cores", "Cores that the server could use."),
+    "gpu_model": _text("GPU model as probed; empty without one."),
+    "gpu_count": _int("devices", "GPUs as probed."),
+    "driver": _text("GPU driver as probed."),
+    "kernel": _text("Kernel release as probed."),
+}
+
+SPEEDUP: Mapping[str, Column] = {
+    "baseline": _text("Method of the baseline: AR or DFLASH."),
+    "baseline_server": _text("The baseline's launch configuration."),
+    "comparison": _text(
+        "`ok`, `no_baseline`, `no_runs` (a side has no run that succeeded) or `refused` (unlike cells)."
+    ),
+    "pairing": _text("`paired` (same repeat, workload, load and block) or `unpaired` (other blocks: Welch, wider)."),
+    "n": _int("runs", "Pairs of runs; without pairs, runs of the configuration."),
+    "n_baseline": _int("runs", "Runs of the baseline that the ratio stands on."),
+    "n_left_out": _int("runs", "Runs of the configuration that succeeded but have no partner in their block."),
+    "window": _text("Window of both throughputs: `steady`, or `full` when either side's steady window is too short."),
+    "throughput_tok_s": _float("tokens/s", "Output tokens per second, mean of the runs."),
+    "baseline_throughput_tok_s": _float("tokens/s", "The same of the baseline."),
+    "speedup": _float("", "Ratio of the throughputs: geometric mean over repeats."),
+    "speedup_low": _float("", "Lower bound of its 95 % t-interval on the log scale; empty below 3 pairs."),
+    "speedup_high": _float("", "Upper bound."),
+    "accept_length_factor": _float(
+        "", "First factor: pooled accept length over the baseline's (1 for AR by definition)."
+    ),
+    "accept_length_factor_low": _float("", "Lower bound of its 95 % t-interval."),
+    "accept_length_factor_high": _float("", "Upper bound."),
+    "step_time_factor": _float("", "Second factor: the baseline's step or round time over the round time."),
+    "step_time_factor_low": _float("", "Lower bound of its 95 % t-interval."),
+    "step_time_factor_high": _float("", "Upper bound."),
+    "residual_factor": _float(
+        "", "Third factor: prefill, queueing and the client. The product of the three is the speed-up."
+    ),
+    "residual_factor_low": _float("", "Lower bound of its 95 % t-interval."),
+    "residual_factor_high": _float("", "Upper bound."),
+    "p_value": _float("", "Two-sided p-value of `no difference`, uncorrected."),
+    "named": _bool("Whether the comparison was named before measuring; all others are exploratory."),
+    "p_holm": _float("", "Holm-corrected p-value over the comparisons named beforehand."),
+    "detectable_effect": _float("", "Smallest true speed-up minus 1 that these runs' spread finds with 80 % power."),
+}
+
+BUDGET: Mapping[str, Column] = {
+    "n": _int("runs", "Runs that succeeded."),
+    "n_failed": _int("runs", "Runs whose cell failed."),
+    "window": _text("Window of the throughput: `steady`, or `full` when a run's steady window is too short."),
+    "throughput_tok_s": _float("tokens/s", "Output tokens per second, mean of the runs."),
+    "throughput_low_tok_s": _float("tokens/s", "Lower bound of its 95 % t-interval; empty below 3 runs."),
+    "throughput_high_tok_s": _float("tokens/s", "Upper bound."),
+    "accept_length": _float("tokens/round", "Pooled accept length, mean of the runs."),
+    "accept_length_low": _float("tokens/round", "Lower bound of its 95 % t-interval."),
+    "accept_length_high": _float("tokens/round", "Upper bound."),
+    "accept_length_rounds": _float("tokens/round", "Accept length before the cut of the last round, mean of the runs."),
+    "accept_length_rounds_low": _float("tokens/round", "Lower bound of its 95 % t-interval."),
+    "accept_length_rounds_high": _float("tokens/round", "Upper bound."),
+    "accept_length_macro": _float("tokens/round", "Mean over requests of their own accept length, mean of the runs."),
+    "accept_length_macro_low": _float("tokens/round", "Lower bound of its 95 % t-interval."),
+    "accept_length_macro_high": _float("tokens/round", "Upper bound."),
+    "round_time_s": _float("s", "Decode time a round (AR: a step), mean of the runs."),
+    "round_time_low_s": _float("s", "Lower bound of its 95 % t-interval."),
+    "round_time_high_s": _float("s", "Upper bound."),
+    "chosen_repeats": _int(
+        "repeats", "Repeats for which this configuration was the fastest of its sweep in all others."
+    ),
+    "chosen_throughput_tok_s": _float(
+        "tokens/s", "Throughput of the best configuration, chosen without the repeat it is scored on; geometric mean."
+    ),
+}
+
+ACCEPTANCE: Mapping[str, Column] = {
+    "depth": _int("drafts", "Depth d, from 1."),
+    "probability": _float("", "Share of verify rounds in which at least d drafts were accepted."),
+    "rounds": _int("rounds", "Verify rounds of the cell."),
+}
+
+METRIC: Mapping[str, Column] = {name: Column(*definition) for name, definition in definitions.CELL.items()}
+REQUEST: Mapping[str, Column] = {name: Column(*definition) for name, definition in definitions.REQUEST.items()}
+
+DETAIL_KEY = ("target", "server", "workload", "load", "repeat")
+"""Columns that name a cell in the tables with several rows a cell; `plan_key` joins them to `cells`."""
+
+_DETAIL = {name: {**SERVER, **WORK, **CELL}[name] for name in (*DETAIL_KEY, "plan_key")}
+
+TABLES: Mapping[str, Mapping[str, Column]] = {
+    "cells": {**SERVER, **WORK, **CELL, **METRIC},
+    "runs": {**SERVER, **{k: CELL[k] for k in ("repeat", "block", "start_id", "started_at", "ended_at")}, **RUN},
+    "speedup": {**SERVER, **WORK, **SPEEDUP, "reason": CELL["reason"]},
+    "acceptance": {**_DETAIL, **ACCEPTANCE},
+    "budget": {**SERVER, **WORK, **BUDGET},
+    "requests": {**_DETAIL, **REQUEST},
+}
+
+ABOUT: Mapping[str, str] = {
+    "cells": "One row a cell (server x workload x load x repeat), failed ones included.",
+    "runs": "One row a run: a fresh server start, the unit of the statistics.",
+    "speedup": "One row a configuration and baseline: the ratio of throughputs and the factors whose product it is.",
+    "acceptance": "One row a cell and depth: how deep drafts were accepted.",
+    "budget": "One row a configuration: means over its runs, and how the best of a sweep does in repeats left out.",
+    "requests": "One row a request, failed ones included.",
+}
+
+ORDER = (
+    "target",
+    "engine",
+    "model",
+    "workload",
+    "concurrency",
+    "load",
+    "method",
+    "block_size",
+    "budget",
+    "topk_cap",
+    "server",
+    "flags",
+    "host_key",
+    "repeat",
+    "start_id",
+    "baseline",
+    "plan_key",
+    "index",
+    "depth",
+)
+"""Row order of every table, by the columns that it has."""
+
+
+def document() -> str:
+    """Return docs/tables.md: what each table holds and what each of its columns means."""
+    parts = [
+        "# Tables",
+        "",
+        "Made by `python -m ddtree_bench.columns`; do not edit.",
+        "",
+        'CSV, UTF-8, one unit a column, empty for "not available". Intervals are two-sided 95 % t-intervals over runs',
+        "(fresh server starts), on the log scale for ratios; there is none below 3 runs.",
+    ]
+    for table, known in TABLES.items():
+        parts += ["", f"## {table}", "", ABOUT[table], "", "| column | type | unit | meaning |", "|---|---|---|---|"]
+        parts += [f"| `{name}` | {c.kind} | {c.unit} | {c.meaning} |" for name, c in known.items()]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,72 @@
+"""The commands that look at a project or tidy it up; each returns what it has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddtree_bench import status
+from ddtree_bench.explain import explain
+from ddtree_bench.forecast import forecast
+from ddtree_bench.hosts import record_host, target_launcher
+from ddtree_bench.partial import partial
+from ddtree_bench.project import Project
+from ddtree_bench.records.store import Store, StoreError
+
+Report = Callable[[str], None]
+
+
+def _plan(project: Project, _report: Report) -> str:
+    return forecast(project)
+
+
+def _explain(project: Project, _report: Report) -> str:
+    return explain(project)
+
+
+def _partial(project: Project, report: Report) -> str:
+    return partial(project, report)
+
+
+def _probe(project: Project, report: Report) -> str:
+    for target in project.plan.targets:
+        record_host(project, target, report)
+    return "\n".join(f"recorded: {project.host_record(target)}" for target in project.plan.targets)
+
+
+def _verify(project: Project, _report: Report) -> str:
+    store = Store(project.places.store)
+    problems = list(store.problems())
+    if problems:
+        raise StoreError("\n".join(problems))
+    return f"{sum(1 for _ in store.entries())} attempts in {store.root} agree with their digests"
+
+
+def _prune(project: Project, _report: Report) -> str:
+    removed = status.prune(project)
+    return "\n".join(
+        [*(f"removed {path}" for path in removed), f"{len(removed)} views removed; the store is untouched"]
+    )
+
+
+def _stop_all(project: Project, _report: Report) -> str:
+    stopped = [
+        f"{target}: {what}" for target in project.plan.targets for what in target_launcher(project, target).stop_all()
+    ]
+    return "\n".join([*stopped, f"{len(stopped)} servers stopped"])
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Project, Report], str]]] = {
+    "plan": ("print servers, cells, the time they will take and what they can show", _plan),
+    "explain": ("print for every cell whether it is cached and, if not, what is new about it", _explain),
+    "partial": ("make tables, figures and report from what the store holds now", _partial),
+    "probe": ("record anew what the targets are", _probe),
+    "verify": ("check the store against its digests", _verify),
+    "prune": ("remove views that no cell of the plan stands for", _prune),
+    "stop_all": ("stop every server that this workflow left on its targets", _stop_all),
+}
+"""Name: what it does, and the function that does it."""
+
+
+def run_command(name: str, project: Project, report: Report) -> str:
+    """Run a command by name and return what it has to say. Raises the user errors of what it does."""
+    return COMMANDS[name][1](project, report)

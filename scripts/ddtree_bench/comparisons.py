@@ -1,0 +1,284 @@
+"""Configurations against their baselines, and sweeps of configurations: rows for the speed-up and budget tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddtree_bench import columns, stats
+
+BASELINES = ("AR", "DFLASH")
+CONFIGURATION = (*columns.SERVER, *columns.WORK)
+"""What the runs of one configuration share: everything but the repeat."""
+NOT_JOINED = ("server", "verify_width", "workload", "load")
+"""Labels and derived columns; their content is compared through other columns."""
+GROUP = ("target", "engine", "model", "tensor_parallel", "expert_parallel", "workload", "load")
+"""Where a configuration looks for its baseline."""
+PLACE = ("target", "machine_key", "workload", "load")
+"""Where a server's label names one configuration, but for another drafter under the same name."""
+FACTORS = ("accept_length_factor", "step_time_factor", "residual_factor")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A comparison that was named before measuring: a method (with its budget) against a baseline."""
+
+    method: str
+    baseline: str
+    budget: int | None = None
+    topk_cap: int | None = None
+
+    def covers(self, row: Mapping[str, Any], baseline: str) -> bool:
+        """Whether `row`, a configuration, against `baseline` is this comparison; None matches any value."""
+        if self.method != row["method"] or self.baseline != baseline:
+            return False
+        return all(
+            wanted is None or wanted == row[key]
+            for key, wanted in (("budget", self.budget), ("topk_cap", self.topk_cap))
+        )
+
+
+def configurations(cells: pd.DataFrame) -> list[pd.DataFrame]:
+    """The cells table cut into configurations (all repeats of the same server, workload and load), in table order."""
+    return [group for _, group in cells.groupby(list(CONFIGURATION), dropna=False, sort=False)]
+
+
+def succeeded(cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows whose cell has a throughput."""
+    return cells[(cells["status"] == "ok") & (cells["throughput_full_tok_s"] > 0)]
+
+
+def window_of(*frames: pd.DataFrame) -> str:
+    """`steady` when every cell of the frames has a steady window long enough to be used, else `full`."""
+    return "steady" if all((frame["throughput_window"] == "steady").all() for frame in frames) else "full"
+
+
+def speedup_rows(cells: pd.DataFrame, named: Sequence[Named] = ()) -> list[dict[str, Any]]:
+    """One row for each configuration and baseline method: DFLASH and DDTREE against AR, DDTREE against DFLASH."""
+    rows = []
+    for _, group in cells.groupby(list(GROUP), dropna=False, sort=False):
+        members = configurations(group)
+        for member in members:
+            method = member["method"].iloc[0]
+            for baseline in BASELINES[: {"AR": 0, "DFLASH": 1}.get(method, 2)]:
+                row = _speedup_row(member, members, baseline)
+                rows.append(row | {"named": any(claim.covers(row, baseline) for claim in named)})
+    _correct(rows)
+    return rows
+
+
+def _correct(rows: Sequence[dict[str, Any]]) -> None:
+    family = [row for row in rows if row["named"]]
+    for row, p_value in zip(family, stats.holm([row.get("p_value", np.nan) for row in family]), strict=True):
+        row["p_holm"] = float(p_value)
+
+
+def _speedup_row(member: pd.DataFrame, members: Sequence[pd.DataFrame], baseline: str) -> dict[str, Any]:
+    row = {**_configuration_of(member), "baseline": baseline}
+    candidates = [other for other in members if other["method"].iloc[0] == baseline]
+    if not candidates:
+        return row | {"comparison": "no_baseline", "reason": f"no {baseline} cell in this target, workload and load"}
+    try:
+        base = find_baseline(member, candidates)
+    except stats.UnlikeCells as refusal:
+        return row | {"comparison": "refused", "reason": str(refusal)}
+    row["baseline_server"] = base["server"].iloc[0]
+    ours, theirs = succeeded(member), succeeded(base)
+    if ours.empty or theirs.empty:
+        side = row["server"] if ours.empty else row["baseline_server"]
+        return row | {"comparison": "no_runs", "reason": f"no run of {side} succeeded"}
+    return row | _compared(ours, theirs)
+
+
+def _configuration_of(member: pd.DataFrame) -> dict[str, Any]:
+    return {name: _plain(member[name].iloc[0]) for name in CONFIGURATION}
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None or value is pd.NA or value != value else value
+
+
+def _join_keys(member: pd.DataFrame) -> dict[str, Any]:
+    return {name: value for name, value in _configuration_of(member).items() if name not in NOT_JOINED}
+
+
+def find_baseline(member: pd.DataFrame, candidates: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The candidate that agrees with `member` in all that a ratio needs.
+
+    Raises stats.UnlikeCells, naming the keys that differ from the closest candidate, when there is none.
+    """
+    ours = _join_keys(member)
+    closest = min(candidates, key=lambda other: len(stats.differing_keys(ours, _join_keys(other))))
+    stats.require_like(ours, _join_keys(closest))
+    return closest
+
+
+def factors(ours: pd.DataFrame, theirs: pd.DataFrame, window: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Values whose ratios are the speed-up and its factors, a row a run on both sides.
+
+    ``throughput ratio = accept length ratio x (their step time / our round time) x residual``; the residual is what
+    is left, so the identity is exact for each pair and for geometric means. AR commits one token a step.
+
+    Returns
+    -------
+    (DataFrame, DataFrame)
+        Columns `speedup` (tokens/s), `accept_length_factor` (tokens/round), `step_time_factor` (rounds/s) and
+        `residual_factor` (dimensionless): NaN where the engine reports no rounds.
+    """
+    sides = []
+    for side in (ours, theirs):
+        speed = side[f"throughput_{window}_tok_s"].astype(float)
+        length = side["accept_length"].astype(float).where(side["method"] != "AR", 1.0)
+        pace = 1.0 / side["round_time_s"].astype(float)
+        sides.append(
+            pd.DataFrame(
+                {
+                    "speedup": speed,
+                    "accept_length_factor": length,
+                    "step_time_factor": pace,
+                    "residual_factor": speed / (length * pace),
+                }
+            )
+        )
+    return sides[0], sides[1]
+
+
+def choose_pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, bool]:
+    """The runs of both sides that a ratio stands on, and whether they are paired row by row.
+
+    Pairs of one block are used when there are enough of them for an interval, or when no run lacks a partner;
+    otherwise all runs are used unpaired.
+    """
+    keys = [set(zip(side["repeat"], side["block"], strict=True)) for side in (ours, theirs)]
+    shared = keys[0] & keys[1]
+    across = set(ours["repeat"]) & set(theirs["repeat"]) - {repeat for repeat, _ in shared}
+    if len(shared) < stats.MIN_REPEATS and (across or not shared):
+        return ours.reset_index(drop=True), theirs.reset_index(drop=True), False
+    ours, theirs = (
+        side[[key in shared for key in zip(side["repeat"], side["block"], strict=True)]].sort_values("repeat")
+        for side in (ours, theirs)
+    )
+    return ours.reset_index(drop=True), theirs.reset_index(drop=True), True
+
+
+def _compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]:
+    total = len(ours)
+    ours, theirs, paired = choose_pairs(ours, theirs)
+    window = window_of(ours, theirs)
+    left, right = factors(ours, theirs, window)
+    row: dict[str, Any] = {
+        "comparison": "ok",
+        "pairing": "paired" if paired else "unpaired",
+        "n": len(ours),
+        "n_baseline": len(theirs),
+        "n_left_out": total - len(ours),
+        "window": window,
+        "throughput_tok_s": float(left["speedup"].mean()),
+        "baseline_throughput_tok_s": float(right["speedup"].mean()),
+    }
+    ratio = stats.paired_ratio if paired else stats.welch_ratio
+    for name in ("speedup", *FACTORS):
+        if left[name].isna().any() or right[name].isna().any():
+            continue
+        interval = ratio(left[name], right[name])
+        row |= {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        if name == "speedup":
+            row["p_value"] = interval.p_value
+            row["detectable_effect"] = _detectable(left[name], right[name], paired)
+    return row
+
+
+def _detectable(left: pd.Series, right: pd.Series, paired: bool) -> float:
+    n = min(len(left), len(right))
+    if n < stats.MIN_REPEATS:
+        return float("nan")
+    if paired:
+        variance = float((np.log(left) - np.log(right)).var(ddof=1)) / 2
+    else:
+        variance = float(np.log(left).var(ddof=1) + np.log(right).var(ddof=1)) / 2
+    return stats.least_detectable_effect(variance**0.5, n) if variance > 0 else 0.0
+
+
+def run_ratios(cells: pd.DataFrame, row: Mapping[str, Any]) -> pd.DataFrame:
+    """The single pairs behind a row of the speed-up table.
+
+    Parameters
+    ----------
+    cells : DataFrame
+        The cells table.
+    row : mapping
+        A row of the speed-up table.
+
+    Returns
+    -------
+    DataFrame
+        Columns `repeat`, `speedup` and the `FACTORS`, a row a pair; empty when the row is unpaired or has no ratio.
+    """
+    names = ["speedup", *FACTORS]
+    if row["pairing"] != "paired":
+        return pd.DataFrame(columns=["repeat", *names])
+    here = succeeded(cells[(cells[list(PLACE)] == [row[name] for name in PLACE]).all(axis=1)])
+    ours = here[(here["server"] == row["server"]) & (here["host_key"] == row["host_key"])]
+    ours, theirs, _ = choose_pairs(ours, here[here["server"] == row["baseline_server"]])
+    left, right = factors(ours, theirs, str(row["window"]))
+    ratios = left / right
+    ratios.insert(0, "repeat", ours["repeat"])
+    return ratios
+
+
+def budget_rows(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """One row for each configuration: means over its runs, and how often it was chosen as the best of its sweep."""
+    rows = []
+    for _, group in cells.groupby(list(GROUP), dropna=False, sort=False):
+        members = configurations(group)
+        window = window_of(succeeded(group))
+        rows += [
+            _budget_row(member, window) | choice
+            for member, choice in zip(members, _choices(members, window), strict=True)
+        ]
+    return rows
+
+
+def _budget_row(member: pd.DataFrame, window: str) -> dict[str, Any]:
+    good = succeeded(member)
+    row = {**_configuration_of(member), "n": len(good), "n_failed": len(member) - len(good), "window": window}
+    measures = (
+        (f"throughput_{window}_tok_s", "throughput{}_tok_s"),
+        ("accept_length", "accept_length{}"),
+        ("accept_length_rounds", "accept_length_rounds{}"),
+        ("accept_length_macro", "accept_length_macro{}"),
+        ("round_time_s", "round_time{}_s"),
+    )
+    for source, target in measures:
+        interval = stats.mean_interval(good[source].astype(float))
+        row |= {
+            target.format(""): interval.estimate,
+            target.format("_low"): interval.low,
+            target.format("_high"): interval.high,
+        }
+    return row
+
+
+def _choices(members: Sequence[pd.DataFrame], window: str) -> list[dict[str, Any]]:
+    """How often each DDTREE configuration of a sweep is chosen, leaving out one repeat at a time."""
+    empty: list[dict[str, Any]] = [{} for _ in members]
+    swept = [i for i, member in enumerate(members) if member["method"].iloc[0] == "DDTREE"]
+    speeds = {i: succeeded(members[i]).set_index("repeat")[f"throughput_{window}_tok_s"].astype(float) for i in swept}
+    table = pd.DataFrame(speeds).sort_index()
+    if len(swept) < 2 or len(table) < 2:
+        return empty
+    picked = stats.leave_one_repeat_out(table.to_numpy())
+    scores = np.array(picked.scores)
+    score = float(np.exp(np.log(scores[np.isfinite(scores)]).mean())) if np.isfinite(scores).any() else float("nan")
+    counts = [picked.chosen.count(position) for position in range(len(swept))]
+    by_member = dict(zip(table.columns, counts, strict=True))
+    return [
+        {}
+        if i not in by_member
+        else {"chosen_repeats": by_member[i]} | ({"chosen_throughput_tok_s": score} if by_member[i] else {})
+        for i in range(len(members))
+    ]

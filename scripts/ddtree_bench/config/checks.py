@@ -1,0 +1,199 @@
+"""Semantic checks: what types cannot say. Each returns sentences that name the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddtree_bench.config.models import Config
+from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
+from ddtree_bench.load.prompts import Prompt, PromptError, select
+from ddtree_bench.load.prompts import read as read_prompts
+
+SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|access_?key|private_?key)$", re.IGNORECASE)
+SECRET_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+LOGIT_BYTES = 4
+"""A graph keeps one fp32 logit for each row and word of the vocabulary."""
+
+
+def check_secrets(tree: Mapping[str, Any], where: str = "") -> list[str]:
+    """Find keys and values that look like secrets anywhere in the tree as it was read."""
+    found: list[str] = []
+    for key, value in tree.items():
+        path = f"{where}.{key}" if where else str(key)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Mapping):
+                found += check_secrets(part, path)
+            elif isinstance(part, str) and part and (SECRET_KEY.search(str(key)) or SECRET_VALUE.search(part)):
+                found.append(
+                    f"{path}: looks like a secret ({len(part)} characters); "
+                    "keep it out of the file and set it in the environment of the server"
+                )
+    return found
+
+
+def check_references(config: Config) -> list[str]:
+    """Names in sweep blocks must be keys of targets, models and workloads."""
+    tables: dict[str, Sequence[str]] = {
+        "target": list(config.targets),
+        "model": list(config.models),
+        "workload": list(config.workloads),
+    }
+    problems = []
+    for index, block in enumerate(config.sweep):
+        for key, known in tables.items():
+            named = [*getattr(block, key), *(getattr(p, key) for p in [*block.include, *block.exclude])]
+            for name in dict.fromkeys(n for n in named if n is not None and n not in known):
+                problems.append(f"sweep[{index}].{key}: {name!r} is not in {key}s; {_nearest(name, known)}")
+    return problems
+
+
+def check_methods(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """DFLASH and DDTREE need a drafter and a block it was trained for; DDTREE needs a budget and an exact verify."""
+    problems: dict[str, None] = {}
+    for point in points:
+        if point.method not in METHODS_WITH_DRAFTER:
+            continue
+        for problem in _method_problems(config, point):
+            problems[problem] = None
+    return list(problems)
+
+
+def _method_problems(config: Config, point: Coordinates) -> Iterator[str]:
+    model, where = config.models[point.model], f"sweep[{point.block}]"
+    if model.drafter is None:
+        yield f"models.{point.model}.drafter: is missing, but {where} plans {point.method}; name the drafter"
+    elif point.block_size is not None and point.block_size > model.drafter.block_size:
+        yield (
+            f"{where}.block_size: {point.block_size} is more than the drafter was trained for; "
+            f"use at most models.{point.model}.drafter.block_size = {model.drafter.block_size}"
+        )
+    if point.method == "DDTREE" and point.budget is None:
+        yield f"{where}.budget: is missing, but DDTREE is planned; give a list of budgets such as [8, 16, 32]"
+    if point.method == "DDTREE" and model.hybrid and not model.allow_hybrid_unsafe:
+        yield (
+            f"models.{point.model}.hybrid: true, but {where} plans DDTREE, which recurrent layers cannot verify "
+            f"exactly; take DDTREE out or set models.{point.model}.allow_hybrid_unsafe: true"
+        )
+
+
+def check_concurrency(points: Sequence[Coordinates]) -> list[str]:
+    """A server must admit what a load keeps in flight: else the rest only queues."""
+    problems: dict[str, None] = {}
+    for point in points:
+        if point.concurrency > point.max_running_requests:
+            problems[
+                f"sweep[{point.block}].concurrency: {point.concurrency} is more than max_running_requests = "
+                f"{point.max_running_requests}, so requests would only queue; "
+                f"set sweep[{point.block}].max_running_requests to at least {point.concurrency}"
+            ] = None
+    return list(problems)
+
+
+def check_graph_memory(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """CUDA graphs keep logits for max_running_requests x verify width rows."""
+    problems: dict[str, None] = {}
+    for point in points:
+        memory, vocabulary = config.targets[point.target].graph_memory_gib, config.models[point.model].vocab_size
+        if point.budget is None or memory is None or vocabulary is None:
+            continue
+        rows = point.max_running_requests * (point.budget + 1)
+        needed = rows * vocabulary * LOGIT_BYTES / 2**30
+        if needed > memory:
+            problems[
+                f"sweep[{point.block}].budget: {point.budget} needs {point.max_running_requests} x {point.budget + 1} "
+                f"graph rows, {needed:.1f} GiB of logits, but targets.{point.target}.graph_memory_gib is {memory:g}; "
+                "lower max_running_requests or the budget, or raise graph_memory_gib"
+            ] = None
+    return list(problems)
+
+
+def check_baselines(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """Every speculative cell needs the AR cell it is compared with: same target, model, parallelism, work and load."""
+    if config.allow_missing_baseline:
+        return []
+    methods: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+    origin: dict[tuple[Any, ...], int] = {}
+    for p in points:
+        parallelism = (p.tensor_parallel, p.expert_parallel)
+        group = (p.target, p.model, *parallelism, p.workload, p.concurrency, p.engine, p.max_running_requests, p.flags)
+        methods[group].add(p.method)
+        origin.setdefault(group, p.block)
+    problems = []
+    for group, present in methods.items():
+        if "AR" not in present:
+            target, model, tp, ep, workload, concurrency, *_ = group
+            problems.append(
+                f"sweep[{origin[group]}].method: {', '.join(sorted(present))} on {target} with {model} "
+                f"(TP{tp}, EP{ep}), {workload} at concurrency {concurrency} has no AR baseline; "
+                "add AR with the same values to the sweep, or set allow_missing_baseline: true"
+            )
+    return problems
+
+
+def check_engine_limits(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """The embedded engine decodes greedily, one request at a time, in one process."""
+    problems: dict[str, None] = {}
+    for point in points:
+        if point.engine != "reference":
+            continue
+        where, temperature = f"sweep[{point.block}]", config.workloads[point.workload].temperature
+        if temperature > 0:
+            problems[
+                f"workloads.{point.workload}.temperature: {temperature:g}, but the reference engine decodes greedily; "
+                "use 0"
+            ] = None
+        if point.max_running_requests > 1:
+            problems[
+                f"{where}.max_running_requests: {point.max_running_requests}, but the reference engine serves one "
+                "request at a time; use 1"
+            ] = None
+        if point.tensor_parallel > 1 or point.expert_parallel > 1:
+            problems[
+                f"{where}.tensor_parallel / expert_parallel: {point.tensor_parallel} / {point.expert_parallel}, "
+                "but the reference engine is one process; use 1"
+            ] = None
+    return list(problems)
+
+
+def check_prompts(config: Config, points: Sequence[Coordinates], root: Path) -> list[str]:
+    """Prompt files must be readable, their prompts unique, and enough for every concurrency; warm-up is disjoint."""
+    problems: dict[str, None] = {}
+    files: dict[str, Sequence[Prompt]] = {}
+    for name, key in [
+        *((config.workloads[w].prompts, f"workloads.{w}.prompts") for w in dict.fromkeys(p.workload for p in points)),
+        (config.warmup.prompts, "warmup.prompts"),
+    ]:
+        try:
+            files[name] = read_prompts(root / name)
+        except PromptError as error:
+            problems[f"{key}: {error}"] = None
+    warm = {prompt.sha256: prompt.id for prompt in files.get(config.warmup.prompts, ())}
+    for workload, concurrency in dict.fromkeys((p.workload, p.concurrency) for p in points):
+        spec = config.workloads[workload]
+        if spec.prompts not in files:
+            continue
+        try:
+            chosen = select(files[spec.prompts], spec.blocks, spec.n_min, concurrency, spec.repeat_prompts)
+        except PromptError as error:
+            problems[f"workloads.{workload}: {error}"] = None
+            continue
+        for prompt in chosen:
+            if prompt.sha256 in warm:
+                problems[
+                    f"warmup.prompts: {warm[prompt.sha256]!r} in {config.warmup.prompts} is prompt {prompt.id!r} of "
+                    f"workloads.{workload}; take it out of one of the files"
+                ] = None
+    return list(problems)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"

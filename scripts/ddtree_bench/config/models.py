@@ -1,0 +1,211 @@
+"""The configuration as typed models: the source of the schema, the default file's comments and the reference table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+class Section(BaseModel):
+    """A part of the configuration; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Target(Section):
+    """A machine, or an allocation of one, to measure on."""
+
+    launcher: Literal["local", "ssh", "slurm", "external"]
+    """How servers are run: `local` (child processes of this machine); `ssh`, `slurm` and `external` can be planned."""
+    engine: Literal["reference", "sglang"]
+    """What serves there, unless a sweep block says otherwise."""
+    description: str = ""
+    """Free text for people; never part of a cell's identity."""
+    host: str = "127.0.0.1"
+    """The address at which the servers are reached."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The servers' port; 0 takes a free one for each start."""
+    root: str | None = None
+    """Folder on the target that holds deployed environments; by default results/environments/installed."""
+    lease_dir: str | None = None
+    """Folder of the lease that keeps runs apart; by default one for all users of the machine."""
+    lease_wait_s: Annotated[float, Field(ge=0)] = 600.0
+    """How long a run waits for somebody else's run on this target before it fails with that owner's name."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 180.0
+    """How long a server may take to become ready (a 590 GB model needs 645 s)."""
+    stop_grace_s: Annotated[float, Field(gt=0)] = 8.0
+    """How long a server may take to end after SIGTERM before it is killed."""
+    graph_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory that CUDA graphs' logits may take in all; checked against max_running_requests x verify width rows."""
+    flags: dict[str, str] = {}
+    """Further launch flags of every server there, name: value (an empty value for a switch)."""
+
+
+class Drafter(Section):
+    """The block drafter of a model."""
+
+    name: str
+    """The drafter's published name."""
+    revision: str
+    """Its revision (commit, tag or version)."""
+    block_size: Annotated[int, Field(ge=2)]
+    """The block it was trained for, the anchor token included; no server may use a larger one."""
+    paths: dict[str, str] = {}
+    """Where its files lie, by target; not needed where the engine brings them. Never part of a cell's identity."""
+
+
+class Model(Section):
+    """A target model and its drafter."""
+
+    name: str
+    """The model's published name."""
+    revision: str
+    """Its revision (commit, tag or version)."""
+    drafter: Drafter | None = None
+    """Its DFlash drafter; DFLASH and DDTREE need one."""
+    hybrid: bool = False
+    """Whether it has recurrent layers (Mamba, GDN): a tree of drafts cannot be verified exactly by these."""
+    allow_hybrid_unsafe: bool = False
+    """Let DDTREE run on a hybrid model all the same."""
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    """Vocabulary, for the estimate of the graphs' logits."""
+    paths: dict[str, str] = {}
+    """Where its files lie, by target; not needed where the engine brings them. Never part of a cell's identity."""
+
+
+class Workload(Section):
+    """A prompt set, the sampling and the length rule."""
+
+    prompts: str
+    """Prompt file (JSON lines with id, block, category, prompt), relative to the repository."""
+    blocks: list[Annotated[int, Field(ge=1)]] | None = None
+    """The blocks of the file that are used, in this order; all of them by default."""
+    n_min: Annotated[int, Field(ge=1)] = 12
+    """Least number of requests in a cell; a cell at concurrency C takes the first max(n_min, 4 C) prompts."""
+    max_tokens: Annotated[int, Field(ge=1)]
+    """Most tokens of an answer."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 decodes greedily."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; always sent, so that no server default applies."""
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Top-k sampling, -1 for none; always sent, so that no server default applies."""
+    seed: int = 0
+    """Seed of sampled decoding."""
+    ignore_eos: bool = False
+    """Run every answer to max_tokens: equal lengths, but text after its end inflates the accept length."""
+    repeat_prompts: bool = False
+    """Let prompts occur more than once when the file has too few; marked in every figure."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """The API that is called."""
+
+
+def _axis(item: Any) -> Any:
+    return Annotated[list[item], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class Point(Section):
+    """Some coordinates: what `include` adds (the block's first values fill the rest) and what `exclude` matches."""
+
+    target: Name | None = None
+    """A key of `targets`."""
+    engine: Literal["reference", "sglang"] | None = None
+    """What serves."""
+    model: Name | None = None
+    """A key of `models`."""
+    method: Literal["AR", "DFLASH", "DDTREE"] | None = None
+    """How tokens are decoded."""
+    budget: Annotated[int, Field(ge=1)] | None = None
+    """Nodes of the draft tree, the root not counted."""
+    topk_cap: Annotated[int, Field(ge=1)] | Literal["budget"] | None = None
+    """Most candidates a depth."""
+    block_size: Annotated[int, Field(ge=2)] | None = None
+    """The drafter's block, the anchor included."""
+    tensor_parallel: Annotated[int, Field(ge=1)] | None = None
+    """Tensor parallelism."""
+    expert_parallel: Annotated[int, Field(ge=1)] | None = None
+    """Expert parallelism."""
+    max_running_requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests that a server admits at once."""
+    workload: Name | None = None
+    """A key of `workloads`."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Requests kept in flight."""
+
+
+class SweepBlock(Section):
+    """The product of its lists. Axes that a method does not know collapse (AR: budget); equal cells merge."""
+
+    target: _axis(Name)  # type: ignore[valid-type]
+    """Keys of `targets`."""
+    model: _axis(Name)  # type: ignore[valid-type]
+    """Keys of `models`."""
+    method: _axis(Literal["AR", "DFLASH", "DDTREE"])  # type: ignore[valid-type]
+    """AR (autoregressive), DFLASH (one chain of drafts), DDTREE (a tree of drafts)."""
+    workload: _axis(Name)  # type: ignore[valid-type]
+    """Keys of `workloads`."""
+    concurrency: _axis(Annotated[int, Field(ge=1)]) = [1]  # type: ignore[valid-type]
+    """Requests kept in flight."""
+    budget: _axis(Annotated[int, Field(ge=1)]) | None = None  # type: ignore[valid-type]
+    """Nodes of the draft tree, the root not counted; DDTREE needs it. A forward verifies budget + 1 rows a request."""
+    topk_cap: _axis(Annotated[int, Field(ge=1)] | Literal["budget"]) = ["budget"]  # type: ignore[valid-type]
+    """Most candidates a depth; `budget` for no cap of its own. What counts is min(topk_cap, budget)."""
+    block_size: _axis(Annotated[int, Field(ge=2)]) | None = None  # type: ignore[valid-type]
+    """The drafter's block, the anchor included; by default the one the drafter was trained for."""
+    engine: Literal["reference", "sglang"] | None = None
+    """What serves; by default the target's engine."""
+    tensor_parallel: _axis(Annotated[int, Field(ge=1)]) = [1]  # type: ignore[valid-type]
+    """Tensor parallelism."""
+    expert_parallel: _axis(Annotated[int, Field(ge=1)]) = [1]  # type: ignore[valid-type]
+    """Expert parallelism."""
+    max_running_requests: Annotated[int, Field(ge=1)] = 48
+    """Requests that a server admits at once: a part of what it is, so it does not follow the concurrency by itself."""
+    flags: dict[str, str] = {}
+    """Further launch flags, name: value (an empty value for a switch)."""
+    include: list[Point] = []
+    """Points to add."""
+    exclude: list[Point] = []
+    """Points to leave out: those that agree in every key given."""
+
+
+class WarmUp(Section):
+    """What every server answers between its start and its first measured request."""
+
+    prompts: str = "config/prompts/warmup.jsonl"
+    """Prompt file of the warm-up; it must be disjoint from the measured prompts."""
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    """Most tokens of a warm-up answer. Each concurrency and class of prompt lengths is warmed up."""
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    description: str = ""
+    """Free text for people; the report shows it."""
+    repeats: Annotated[int, Field(ge=1)] = 3
+    """Fresh server starts of every server: the statistical unit. An interval needs 3, a claim 5."""
+    seed: int = 1
+    """Seed of the order of the servers inside each repeat."""
+    max_restarts: Annotated[int, Field(ge=0)] = 2
+    """How often a run starts its server again after a crash to measure the cells that are left."""
+    retry_failed: bool = False
+    """Measure failed cells again."""
+    allow_missing_baseline: bool = False
+    """Plan DFLASH or DDTREE without AR beside it; such cells get no speed-up."""
+    targets: Annotated[dict[Name, Target], Field(min_length=1)]
+    """The targets by name. One that no sweep block names is not touched."""
+    models: Annotated[dict[Name, Model], Field(min_length=1)]
+    """The models by name."""
+    workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
+    """The workloads by name."""
+    warmup: WarmUp = WarmUp()
+    """The warm-up."""
+    sweep: Annotated[list[SweepBlock], Field(min_length=1)]
+    """What is measured: the union of these blocks."""

@@ -1,0 +1,95 @@
+"""What figures share when they read tables: names of configurations, panels, and notes on failed cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from ddtree_bench.comparisons import CONFIGURATION
+from ddtree_bench.figures.style import METHODS
+
+SETTING = ("target", "engine", "model", "tensor_parallel", "expert_parallel")
+PANEL = (*SETTING, "workload", "load")
+REASON_LENGTH = 110
+LABELS = ("server",)
+"""Columns that are names themselves."""
+APART = " · "
+
+
+def panels(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The frame cut by target, engine, model, parallelism, workload and load, with a title of what tells them apart.
+
+    Each part has a further column `configuration`: the name that figures give to a configuration.
+    """
+    varying = [name for name in SETTING[1:] if frame[name].nunique() > 1]
+    for key, group in frame.groupby(list(PANEL), dropna=False, sort=True):
+        values = dict(zip(PANEL, key, strict=True))
+        parts = [str(values["target"])]
+        parts += [_setting(name, values[name]) for name in varying]
+        parts += [str(values["workload"]), f"C = {group['concurrency'].iloc[0]}"]
+        yield " · ".join(parts), group.assign(configuration=_names(group)).reset_index(drop=True)
+
+
+def _setting(name: str, value: Any) -> str:
+    return {"tensor_parallel": f"TP{value}", "expert_parallel": f"EP{value}"}.get(name, str(value))
+
+
+def _names(group: pd.DataFrame) -> pd.Series:
+    """Names of configurations; where the method's own parameters do not tell two apart, with what does."""
+    plain = group.apply(name_of, axis=1)
+    full = group[list(CONFIGURATION)].astype(str)
+    names = plain.copy()
+    for name in plain.unique():
+        same = full[plain == name]
+        varying = [column for column in same.columns if same[column].nunique() > 1 and column not in LABELS]
+        if varying:
+            names[same.index] = [
+                f"{name}{APART}" + ", ".join(f"{c}={row[c][:12]}" for c in varying) for _, row in same.iterrows()
+            ]
+    return names
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """A configuration's name by its method and the method's parameters: AR, DFlash block 8, DDTree B=16 K=8."""
+    look = METHODS[row["method"]].label
+    if row["method"] == "DDTREE":
+        return f"{look} B={row['budget']} K={row['topk_cap']}"
+    return f"{look} block {row['block_size']}" if row["method"] == "DFLASH" else look
+
+
+def in_order(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """The frame cut into configurations in reading order: AR, DFLASH, then DDTREE by budget and cap."""
+    rank = {method: position for position, method in enumerate(METHODS)}
+    ordered = frame.assign(_rank=frame["method"].map(rank)).sort_values(
+        ["_rank", "block_size", "budget", "topk_cap", "server"], kind="stable", na_position="first"
+    )
+    groups = ordered.drop(columns="_rank").groupby(list(CONFIGURATION), dropna=False, sort=False)
+    return [group for _, group in groups]
+
+
+def failures(cells: pd.DataFrame, where: str = "") -> list[str]:
+    """A note for each configuration with failed cells: how many of how many, and why."""
+    notes = []
+    for group in in_order(cells):
+        failed = group[group["status"] != "ok"]
+        if failed.empty:
+            continue
+        reasons = [str(reason) for reason in dict.fromkeys(failed["reason"].fillna("no reason recorded"))]
+        text = "; ".join(
+            reason if len(reason) <= REASON_LENGTH else reason[: REASON_LENGTH - 1] + "…" for reason in reasons
+        )
+        place = f"{where}: " if where else ""
+        notes.append(f"× {place}{group['configuration'].iloc[0]}: {len(failed)} of {len(group)} runs failed: {text}")
+    return notes
+
+
+def marks(cells: pd.DataFrame) -> list[str]:
+    """Notes on how the cells were measured that change what a figure means."""
+    notes = []
+    if cells["repeat_prompts"].fillna(False).any():
+        notes.append("Prompts were used more than once (repeat_prompts).")
+    if cells["ignore_eos"].fillna(False).any():
+        notes.append("Answers ran on after their end (ignore_eos), which inflates the accept length.")
+    return notes

@@ -1,0 +1,113 @@
+"""What a plan takes and can show: a table of servers and cells, time from earlier runs, detectable effects."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from io import StringIO
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from ddtree_bench import stats
+from ddtree_bench.plan import Server
+from ddtree_bench.project import Project
+from ddtree_bench.records.store import Store, read_attempt
+from ddtree_bench.status import CellStatus, cell_statuses
+
+ASSUMED_RUN_SD = 0.03
+"""Relative standard deviation between runs, where nothing is known: what facts about servers suggest."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Seconds of earlier starts and of earlier cells per request, by target and method."""
+
+    start_s: dict[tuple[str, str], float]
+    request_s: dict[tuple[str, str], float]
+
+    def seconds(self, missing: Sequence[CellStatus]) -> float | None:
+        """Return the time for missing cells, each server started once a repeat; None without a precedent."""
+        starts = {(status.cell.server, status.cell.repeat) for status in missing}
+        if any(_kind(server) not in self.start_s for server, _ in starts):
+            return None
+        starting = sum(self.start_s[_kind(server)] for server, _ in starts)
+        measuring = sum(self.request_s[_kind(s.cell.server)] * s.cell.workload.n_prompts for s in missing)
+        return starting + measuring
+
+
+def _kind(server: Server) -> tuple[str, str]:
+    return server.target, server.method
+
+
+def history(store: Store) -> History:
+    """Average what the store's records say about starts and cells."""
+    starts: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    requests: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for folder in store.entries():
+        record = read_attempt(folder).record
+        if record["status"] != "ok":
+            continue
+        server = record["identity"]["server"]
+        kind = (server["target"], server["method"])
+        starts[kind][record["start_id"]] = record["ready_s"] + record["warmup"]["seconds"]
+        duration = datetime.fromisoformat(record["ended_at"]) - datetime.fromisoformat(record["started_at"])
+        requests[kind].append(duration.total_seconds() / record["identity"]["workload"]["n_prompts"])
+    return History(
+        {kind: fmean(values.values()) for kind, values in starts.items()},
+        {kind: fmean(values) for kind, values in requests.items()},
+    )
+
+
+def forecast(project: Project) -> str:
+    """Return the plan in words: servers and their cells, what is missing, its time, the least detectable effect."""
+    statuses = cell_statuses(project)
+    missing = [status for status in statuses if status.attempt is None]
+    seconds = history(Store(project.places.store)).seconds(missing)
+    starts = {(status.cell.server.key, status.cell.repeat) for status in missing}
+    lines = [
+        _server_table(project, statuses),
+        f"{len(statuses)} cells in {len(project.plan.runs)} runs: "
+        f"{len(missing)} cells to be measured in {len(starts)} starts",
+    ]
+    if missing:
+        known = f"about {seconds / 60:.1f} min, from earlier runs" if seconds is not None else "unknown: no earlier run"
+        lines.append(f"time: {known}")
+    lines.append(_power(project))
+    return "\n".join(lines)
+
+
+def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
+    table = Table("target", "server", "verify width", "workloads", "loads", "repeats", "cells", "cached", "failed")
+    for server in project.plan.servers:
+        own = [status for status in statuses if status.cell.server == server]
+        table.add_row(
+            server.target,
+            server.name,
+            str(server.verify_width),
+            ", ".join(dict.fromkeys(s.cell.workload.name for s in own)),
+            ", ".join(dict.fromkeys(s.cell.load.name for s in own)),
+            str(project.config.repeats),
+            str(len(own)),
+            str(sum(s.state == "cached" for s in own)),
+            str(sum(s.state == "failed" for s in own)),
+        )
+    text = StringIO()
+    Console(file=text, width=140).print(table)
+    return text.getvalue().rstrip()
+
+
+def _power(project: Project) -> str:
+    repeats = project.config.repeats
+    if repeats < 2:
+        return "1 repeat: no interval can be given; 3 give one, a claim needs 5"
+    comparisons = max(1, sum(server.method != "AR" for server in project.plan.servers))
+    one = stats.least_detectable_effect(ASSUMED_RUN_SD, repeats)
+    every = stats.least_detectable_effect(ASSUMED_RUN_SD, repeats, comparisons)
+    return (
+        f"least detectable speed-up with {repeats} repeats, at {ASSUMED_RUN_SD:.0%} between runs and 80 % power: "
+        f"{one:.1%} for one comparison, {every:.1%} for the first of {comparisons} (Holm)"
+    )

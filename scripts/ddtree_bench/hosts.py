@@ -1,0 +1,80 @@
+"""The record of each target in results/targets/: made once, held against the machine by every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddtree_bench.plan import Server
+from ddtree_bench.project import Project
+from ddtree_bench.records.files import write_json
+from ddtree_bench.targets.launcher import Launcher, create_launcher
+from ddtree_bench.targets.probe import ModelFiles, check_unchanged, host_key, probe
+
+Report = Callable[[str], None]
+
+
+def target_launcher(project: Project, target: str) -> Launcher:
+    """Return the launcher of a target. Raises TargetError for a kind that is not there."""
+    spec = project.config.targets[target]
+    return create_launcher(spec.launcher, lease_directory=Path(spec.lease_dir) if spec.lease_dir else None)
+
+
+def record_host(project: Project, target: str, report: Report) -> dict[str, Any]:
+    """Probe a target with the models of all its servers and write its record, whatever was recorded before."""
+    launcher = target_launcher(project, target)
+    engines = dict.fromkeys(server.engine for server in project.plan.servers if server.target == target)
+    record: dict[str, Any] = {"models": {}}
+    for engine in engines:
+        probed = probe_now(project, launcher, target, engine)
+        record = {**probed, "models": {**record["models"], **probed["models"]}}
+    write_json(project.host_record(target), record)
+    report(f"{target}: {record['cpu']['model']}, {record['cpu']['cores']} cores, {len(record['gpus'])} GPUs")
+    return record
+
+
+def probe_now(project: Project, launcher: Launcher, target: str, engine: str) -> dict[str, Any]:
+    """Probe a target now with the models that an engine serves there."""
+    servers = [s for s in project.plan.servers if (s.target, s.engine) == (target, engine)]
+    models = {
+        (server.model, server.drafter): ModelFiles(
+            server.model.name, server.drafter.name if server.drafter else None, **project.model_paths(server)
+        )
+        for server in servers
+    }
+    return probe(launcher, read_json(project.receipt(target, engine))["python"], engine, list(models.values()))
+
+
+def read_host(project: Project, target: str) -> dict[str, Any]:
+    """Read the record of a target."""
+    return read_json(project.host_record(target))
+
+
+def knows_models(record: Mapping[str, Any], server: Server) -> bool:
+    """Whether a record has the model files of a server."""
+    return server.model.name in record["models"] and (server.drafter is None or server.drafter.name in record["models"])
+
+
+def server_host_key(record: Mapping[str, Any], server: Server) -> str:
+    """Return the host key of a server on a recorded target, 64 hex digits."""
+    return host_key(record, server.model.name, server.drafter.name if server.drafter else None)
+
+
+def confirm_host(project: Project, launcher: Launcher, server: Server) -> dict[str, Any]:
+    """Probe the target of a server and hold it against its record, which gains the models that are new.
+
+    Raises HostChanged when the machine or a model's content is not what was recorded.
+    """
+    saved = read_host(project, server.target)
+    now = probe_now(project, launcher, server.target, server.engine)
+    check_unchanged(saved, now)
+    if not knows_models(saved, server):
+        write_json(project.host_record(server.target), {**saved, "models": {**saved["models"], **now["models"]}})
+    return now
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,10 @@
+"""What was measured, computed from the raw rows of a cell: by request, by cell, and of the speculation.
+
+Every function is pure. A value that cannot be known is None (or NaN in a frame), never a stand-in.
+"""
+
+from ddtree_bench.metrics.cells import cell_metrics
+from ddtree_bench.metrics.requests import request_metrics
+from ddtree_bench.metrics.speculation import acceptance_by_depth
+
+__all__ = ["acceptance_by_depth", "cell_metrics", "request_metrics"]

@@ -1,0 +1,128 @@
+"""What each metric is: (type, unit, meaning) by column, for the documentation of the tables. NA where not known.
+
+t0 is the moment a request was sent, e1 ... em the moments of its token-bearing events, N its output tokens, n1 those of
+its first event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Definition = tuple[Literal["text", "int", "float", "bool"], str, str]
+
+
+def _latency(name: str, what: str, of: str) -> dict[str, Definition]:
+    return {
+        f"{name}_mean_s": ("float", "s", f"{what}, mean of {of}."),
+        f"{name}_p50_s": ("float", "s", f"{what}, median of {of} (nearest rank)."),
+        f"{name}_p90_s": ("float", "s", f"{what}, 90th percentile of {of}; NA below 36 values."),
+        f"{name}_p99_s": ("float", "s", f"{what}, 99th percentile of {of}; NA below 368 values."),
+    }
+
+
+REQUEST: Mapping[str, Definition] = {
+    "index": ("int", "", "Place of the request in the cell's ordered prompts, from 0."),
+    "prompt_id": ("text", "", "The prompt by its id in the prompt file."),
+    "category": ("text", "", "The prompt's category."),
+    "prompt_sha256": ("text", "", "Digest of the prompt's text."),
+    "worker": ("int", "", "Which of the client's connections sent it, from 0."),
+    "max_tokens": ("int", "tokens", "Most output tokens asked for."),
+    "status": ("text", "", "`ok`, or the kind of failure; only ok requests enter throughputs and latencies."),
+    "error": ("text", "", "What went wrong."),
+    "http_status": ("int", "", "HTTP status; NA when there was no answer."),
+    "finish_reason": ("text", "", "Why the answer ended, in the server's word."),
+    "prompt_tokens": ("int", "tokens", "Tokens of the prompt, by the server."),
+    "cached_prompt_tokens": ("int", "tokens", "Of these, those served from the prefix cache."),
+    "output_tokens": ("int", "tokens", "N: completion tokens; for a failed request, those the server had told of."),
+    "token_source": ("text", "", "Where N is from: `usage` or `tokenizer`."),
+    "n1": ("int", "tokens", "Tokens carried by the first token-bearing event."),
+    "n1_source": ("text", "", "Where the tokens of each event are from: `usage` (continuous) or `text_share`."),
+    "token_events": ("int", "events", "Token-bearing events, m."),
+    "ttft_s": ("float", "s", "Time to first token: e1 - t0."),
+    "e2e_s": ("float", "s", "From t0 to the last token-bearing event or the finish_reason, whichever is later."),
+    "tpot_s": ("float", "s/token", "Time per output token: (E2E - TTFT) / (N - n1); NA when one event held all."),
+    "ttft_from_intended_s": ("float", "s", "TTFT from the scheduled start; open-loop load only."),
+    "e2e_from_intended_s": ("float", "s", "E2E from the scheduled start; open-loop load only."),
+    "user_speed_tok_s": ("float", "tokens/s", "N / E2E."),
+    **_latency("itl", "Inter-token latency, each gap divided over the tokens it brought", "the request's tokens"),
+    **_latency("icl", "Inter-chunk latency, the gap between events", "the request's gaps"),
+    "rounds": ("int", "rounds", "Verify passes of the target."),
+    "accepted_drafts": ("int", "tokens", "Accepted drafts over all rounds, before the cut of the last."),
+    "proposed_drafts": ("int", "tokens", "Proposed drafts over all rounds."),
+    "accept_length": ("float", "tokens/round", "(N - 1) / rounds: the cut of the last round included."),
+    "accept_length_rounds": ("float", "tokens/round", "Mean tokens committed a round, before the cut of the last."),
+    "tree_nodes": ("int", "nodes", "Tree nodes over all rounds, roots not counted."),
+    "tree_branching_nodes": ("int", "nodes", "Of these and the roots, those with two children or more."),
+    "tree_max_depth": ("int", "tokens", "Greatest depth of a tree."),
+    "identity_holds": ("bool", "", "Whether N = 1 + rounds + accepted drafts, up to the cut of the last round."),
+    "text_sha256": ("text", "", "Digest of the answer's text, reasoning included."),
+}
+
+CELL: Mapping[str, Definition] = {
+    "requests": ("int", "requests", "Requests sent."),
+    "requests_ok": ("int", "requests", "Requests that succeeded."),
+    "requests_http_error": ("int", "requests", "Answered with an HTTP status other than 200."),
+    "requests_error_event": ("int", "requests", "An error object inside a stream that began with 200."),
+    "requests_truncated": ("int", "requests", "Stream ended without finish_reason and without [DONE]."),
+    "requests_timeout": ("int", "requests", "A time limit of the client was reached."),
+    "requests_connect_error": ("int", "requests", "No connection, or closed before any answer."),
+    "requests_empty": ("int", "requests", "Answer ended without a token-bearing event."),
+    "finished_by_length": ("int", "requests", "Ok requests that ended at max_tokens."),
+    "finished_by_stop": ("int", "requests", "Ok requests that ended by themselves."),
+    "output_tokens": ("int", "tokens", "Output tokens of ok requests; NA when one of them is unknown."),
+    "output_tokens_all_requests": (
+        "int",
+        "tokens",
+        "The same of all requests, failed ones too: for the server's count.",
+    ),
+    "output_length_mean": ("float", "tokens", "Output tokens of an ok request, mean."),
+    "output_length_min": ("int", "tokens", "The shortest."),
+    "output_length_max": ("int", "tokens", "The longest."),
+    "token_source": ("text", "", "Where the output tokens are from: `usage`, `tokenizer` or `mixed`."),
+    "n_source": ("text", "", "Where the tokens of each event are from: `usage`, `text_share` or `mixed`."),
+    "prompt_tokens": ("int", "tokens", "Prompt tokens of ok requests; part of no throughput."),
+    "cached_prompt_tokens": ("int", "tokens", "Of these, those served from the prefix cache."),
+    "texts_sha256": ("text", "", "Digest of all answers' texts in order; NA unless every request succeeded."),
+    "wall_s": ("float", "s", "From the first t0 to the last em of ok requests."),
+    "throughput_full_tok_s": ("float", "tokens/s", "Output tokens of ok requests / wall."),
+    "throughput_steady_tok_s": (
+        "float",
+        "tokens/s",
+        "Output tokens inside the steady window (first to last moment with all requests in flight) / its length.",
+    ),
+    "throughput_window": (
+        "text",
+        "",
+        "Which of both figures use: `steady` when it holds half of the tokens, else `full`.",
+    ),
+    "steady_window_s": ("float", "s", "Length of the steady window; NA when concurrency was never reached."),
+    "steady_token_share": ("float", "", "Share of the output tokens inside the steady window."),
+    "peak_throughput_tok_s": ("float", "tokens/s", "Most output tokens in any 1 s; NA below 3 s of wall."),
+    "user_speed_tok_s": ("float", "tokens/s", "Mean of N / E2E over ok requests."),
+    "mean_in_flight": ("float", "requests", "Requests in flight, mean from the first sent to the last ended."),
+    "most_in_flight": ("int", "requests", "Most requests in flight at once."),
+    **_latency("ttft", "Time to first token", "the ok requests"),
+    **_latency("e2e", "Time to the last event", "the ok requests"),
+    **_latency("tpot", "Time per output token after the first event", "the ok requests that have one"),
+    **_latency("itl", "Inter-token latency, each gap divided over the tokens it brought", "all tokens"),
+    **_latency("icl", "Inter-chunk latency, the gap between events", "all gaps"),
+    "rounds": ("int", "rounds", "Verify passes of the target over the ok requests."),
+    "accepted_drafts": ("int", "tokens", "Accepted drafts over all rounds, before the cut of each request's last."),
+    "proposed_drafts": ("int", "tokens", "Proposed drafts over all rounds."),
+    "accept_length": ("float", "tokens/round", "Pooled: sum of N - 1 / sum of rounds, cuts of last rounds included."),
+    "accept_length_rounds": ("float", "tokens/round", "Mean over rounds, before cuts: the one to compare budgets by."),
+    "accept_length_macro": ("float", "tokens/round", "Mean over requests of their own mean over rounds."),
+    "acceptance_rate": ("float", "", "Accepted / proposed drafts. Falls with the budget by construction: never ranks."),
+    "identity_broken": ("int", "requests", "Requests whose N is not 1 + rounds + accepted drafts up to the last cut."),
+    "tree_nodes_per_round": ("float", "nodes/round", "Tree nodes a round, the root not counted."),
+    "tree_branching_nodes_per_round": (
+        "float",
+        "nodes/round",
+        "Nodes with two children or more a round, root included.",
+    ),
+    "tree_max_depth": ("int", "tokens", "Greatest depth of a tree."),
+    "tree_is_chain": ("bool", "", "Whether no tree of the cell branched: DDTREE in name only."),
+    "decode_s_per_token": ("float", "s/token", "Pooled: sum of E2E - TTFT / sum of N - n1."),
+    "round_time_s": ("float", "s", "Decode time a round (AR: a step): decode_s_per_token x accept_length (AR: x 1)."),
+}

@@ -1,0 +1,181 @@
+"""What speculation did: rounds, accept length in its three forms, acceptance by depth, and the proof of the tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ddtree_bench.metrics.answers import Row
+
+PREFILLS = 1
+"""Tokens of a request that no round committed: the prefill's own."""
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "rounds": ("spec_verify_ct",),
+    "accepted": ("spec_num_correct_drafts", "spec_accepted_drafts"),
+    "proposed": ("spec_num_proposed_drafts", "spec_proposed_drafts"),
+    "tree_nodes": ("spec_tree_nodes",),
+    "branching_nodes": ("spec_tree_branching_nodes",),
+    "max_depth": ("spec_tree_max_depth",),
+}
+_HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+"""Names of the details; the second is what SGLang called it up to 0.5.20."""
+
+
+@dataclass(frozen=True)
+class Details:
+    """A request's spec_tokens_details under stable names; None where the server does not say.
+
+    `histogram[k]` is the number of rounds with k accepted drafts, before the cut of the last round. `tree_nodes` (root
+    not counted) and `branching_nodes` are sums over the rounds, `max_depth` is their greatest.
+    """
+
+    rounds: int | None
+    accepted: int | None
+    proposed: int | None
+    histogram: tuple[int, ...] | None
+    tree_nodes: int | None
+    branching_nodes: int | None
+    max_depth: int | None
+
+    @property
+    def accepted_by_rounds(self) -> int | None:
+        """Accepted drafts before the cut, sum of k h[k]."""
+        return None if self.histogram is None else sum(k * n for k, n in enumerate(self.histogram))
+
+    @property
+    def accept_length_rounds(self) -> float | None:
+        """1 + sum k h[k] / sum h[k]: tokens committed a round, bonus included, before the cut."""
+        if self.histogram is None or not sum(self.histogram):
+            return None
+        return 1 + sum(k * n for k, n in enumerate(self.histogram)) / sum(self.histogram)
+
+
+def details(row: Row) -> Details:
+    """Return the details of a raw row (its column `spec`), all None when there are none."""
+    spec = row["spec"]
+    fields: dict[str, Any] = json.loads(spec) if isinstance(spec, str) else {}
+    histogram = _first(fields, _HISTOGRAM)
+    counts = isinstance(histogram, list) and all(type(n) is int for n in histogram)
+    return Details(
+        **{name: _integer(_first(fields, names)) for name, names in _NAMES.items()},
+        histogram=tuple(histogram) if counts else None,
+    )
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def identity_holds(spec: Details, tokens: int | None) -> bool | None:
+    """Return whether N = prefills + rounds + accepted drafts, up to the cut of the last round; None if unknown.
+
+    The last round commits at least one of its k + 1 tokens, so the cut (at max_tokens or a stop) takes at most k of
+    them, and k is no more than the greatest number of drafts accepted in any round. The histogram counts each round;
+    a request whose prefill's token was its last has no round and needs none.
+    """
+    if spec.rounds == 0 and spec.histogram is None:
+        return True if tokens == PREFILLS else None
+    if spec.rounds is None or spec.histogram is None or tokens is None:
+        return None
+    accepted = sum(k * n for k, n in enumerate(spec.histogram))
+    cut = PREFILLS + spec.rounds + accepted - tokens
+    deepest = max((k for k, n in enumerate(spec.histogram) if n), default=0)
+    return sum(spec.histogram) == spec.rounds and 0 <= cut <= deepest
+
+
+def request_speculation(spec: Details, tokens: int | None) -> dict[str, Any]:
+    """Return the speculation columns of one request; `accept_length` is (N - prefills) / rounds."""
+    return {
+        "rounds": spec.rounds,
+        "accepted_drafts": spec.accepted_by_rounds,
+        "proposed_drafts": spec.proposed,
+        "accept_length": (tokens - PREFILLS) / spec.rounds if tokens is not None and spec.rounds else None,
+        "accept_length_rounds": spec.accept_length_rounds,
+        "tree_nodes": spec.tree_nodes,
+        "tree_branching_nodes": spec.branching_nodes,
+        "tree_max_depth": spec.max_depth,
+        "identity_holds": identity_holds(spec, tokens),
+    }
+
+
+def cell_speculation(specs: Sequence[Details], tokens: Sequence[int | None]) -> dict[str, Any]:
+    """Return the speculation of a cell from its ok requests' details and output tokens.
+
+    A sum is None as soon as one request lacks the value: a sum over some of them would be a number of another cell.
+    """
+    rounds, proposed = _sum(s.rounds for s in specs), _sum(s.proposed for s in specs)
+    committed = _sum(None if n is None else n - PREFILLS for n in tokens)
+    macro = [s.accept_length_rounds for s in specs if s.rounds != 0]
+    histogram = _pooled(specs) if all(s.histogram is not None for s in specs if s.rounds != 0) else None
+    nodes, branching = _sum(s.tree_nodes for s in specs), _sum(s.branching_nodes for s in specs)
+    verdicts = [identity_holds(s, n) for s, n in zip(specs, tokens, strict=True)]
+    return {
+        "rounds": rounds,
+        "accepted_drafts": None if histogram is None else int(np.arange(histogram.size) @ histogram),
+        "proposed_drafts": proposed,
+        "accept_length": _ratio(committed, rounds),
+        "accept_length_rounds": _accept_length(histogram),
+        "accept_length_macro": _mean(macro),
+        "acceptance_rate": _ratio(_sum(s.accepted for s in specs), proposed),
+        "identity_broken": None if None in verdicts or not verdicts else verdicts.count(False),
+        "tree_nodes_per_round": _ratio(nodes, rounds),
+        "tree_branching_nodes_per_round": _ratio(branching, rounds),
+        "tree_max_depth": max((s.max_depth for s in specs if s.max_depth is not None), default=None),
+        "tree_is_chain": None if branching is None or not rounds else branching == 0,
+    }
+
+
+def acceptance_by_depth(requests: pd.DataFrame) -> pd.DataFrame:
+    """Return P(at least d drafts of a round are accepted) for each depth d from 1, pooled over the ok requests.
+
+    Columns depth (int), probability (float, sum of h[k] over k >= d by the sum of h), rounds (int, the sum of h). Empty
+    when no request has a histogram.
+    """
+    ok = requests[requests["status"] == "ok"]
+    histogram = _pooled([details(row) for row in ok[["spec"]].to_dict("records")])
+    rounds = int(histogram.sum()) if histogram is not None else 0
+    if histogram is None or not rounds:
+        return pd.DataFrame({"depth": pd.Series(dtype="int64"), "probability": [], "rounds": pd.Series(dtype="int64")})
+    at_least = np.cumsum(histogram[::-1])[::-1]
+    depths = np.arange(1, histogram.size)
+    return pd.DataFrame({"depth": depths, "probability": at_least[1:] / rounds, "rounds": rounds})
+
+
+def _pooled(specs: Iterable[Details]) -> NDArray[np.int64] | None:
+    histograms = [spec.histogram for spec in specs if spec.histogram is not None]
+    if not histograms:
+        return None
+    pooled = np.zeros(max(len(h) for h in histograms), dtype=np.int64)
+    for histogram in histograms:
+        pooled[: len(histogram)] += np.asarray(histogram, dtype=np.int64)
+    return pooled
+
+
+def _accept_length(histogram: NDArray[np.int64] | None) -> float | None:
+    if histogram is None or not histogram.sum():
+        return None
+    return 1 + float(np.arange(histogram.size) @ histogram / histogram.sum())
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if not known or None in known else sum(v for v in known if v is not None)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    return None if not values or None in values else float(np.mean([v for v in values if v is not None]))
+
+
+def _ratio(numerator: int | None, denominator: int | None) -> float | None:
+    return None if numerator is None or not denominator else numerator / denominator

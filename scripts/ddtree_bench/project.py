@@ -1,0 +1,106 @@
+"""A configuration opened in a working folder: the plan, and the places where its files lie."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree_bench import keys, plan
+from ddtree_bench.config import Config, validate
+from ddtree_bench.environments import environment_key
+from ddtree_bench.plan import Plan, Run, Server
+
+STORE_VARIABLE = "DDTREE_BENCH_STORE"
+ENVIRONMENTS_VARIABLE = "DDTREE_BENCH_ENVIRONMENTS"
+INVOCATION_VARIABLE = "DDTREE_BENCH_INVOCATION"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders of the results. The store and the environments can be shared between clones."""
+
+    results: Path
+    store: Path
+    environments: Path
+
+    @classmethod
+    def below(cls, results: Path) -> Places:
+        """The places below a results folder, unless environment variables name shared ones."""
+        return cls(
+            results,
+            Path(os.environ.get(STORE_VARIABLE) or results / "store"),
+            Path(os.environ.get(ENVIRONMENTS_VARIABLE) or results / "environments"),
+        )
+
+
+@dataclass(frozen=True)
+class Project:
+    """A validated configuration, its plan and its places; `root` is the repository."""
+
+    config: Config
+    plan: Plan
+    places: Places
+    root: Path
+    environment_keys: Mapping[str, str]
+
+    def manifest(self, engine: str) -> Path:
+        """The manifest of an engine's wheelhouse."""
+        return self.places.environments / f"{engine}-{keys.short(self.environment_keys[engine])}" / "manifest.json"
+
+    def receipt(self, target: str, engine: str) -> Path:
+        """The receipt of an engine's deployment on a target."""
+        key = keys.short(self.environment_keys[engine])
+        return self.places.results / "targets" / target / f"deployed-{engine}-{key}.json"
+
+    def receipts(self, target: str) -> list[Path]:
+        """The receipts of all engines that the plan uses on a target."""
+        engines = dict.fromkeys(server.engine for server in self.plan.servers if server.target == target)
+        return [self.receipt(target, engine) for engine in engines]
+
+    def host_record(self, target: str) -> Path:
+        """The probed record of a target."""
+        return self.places.results / "targets" / f"{target}.json"
+
+    def deploy_root(self, target: str) -> str:
+        """The folder on the target that holds deployed environments."""
+        configured = self.config.targets[target].root
+        folder = Path(configured).expanduser() if configured else self.places.environments / "installed"
+        return str(folder.absolute())
+
+    def model_paths(self, server: Server) -> dict[str, str | None]:
+        """Where a target keeps a server's models; None where the engine brings them."""
+        model = next(m for m in self.config.models.values() if (m.name, m.revision) == astuple(server.model))
+        drafter = model.drafter if server.drafter else None
+        return {
+            "model_path": model.paths.get(server.target),
+            "drafter_path": drafter.paths.get(server.target) if drafter else None,
+        }
+
+    def views(self, run: Run) -> list[str]:
+        """The views of a run's cells."""
+        return [str(self.places.results / cell.view) for cell in run.cells]
+
+    def all_views(self) -> list[str]:
+        """The views of every cell of the plan."""
+        return [str(self.places.results / cell.view) for cell in self.plan.cells]
+
+
+def open_project(tree: Mapping[str, Any], root: Path, results: Path = Path("results")) -> Project:
+    """Validate a configuration tree and plan it; `root` is the repository, `results` the results folder.
+
+    Raises ConfigError with every problem of the configuration.
+    """
+    config, points = validate(tree, root)
+    engines = dict.fromkeys(point.engine for point in points)
+    environment_keys = {engine: environment_key(engine, root / "envs") for engine in engines}
+    planned = plan.build(config, points, root, environment_keys)
+    return Project(config, planned, Places.below(results), root, environment_keys)
+
+
+def invocation_id() -> str:
+    """Name this pass over the plan once for all processes that it starts: cells of one pass and repeat form a block."""
+    return os.environ.setdefault(INVOCATION_VARIABLE, uuid.uuid4().hex[:12])

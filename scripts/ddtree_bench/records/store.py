@@ -1,0 +1,133 @@
+"""The store: `<plan key>/<host key>/attempts/<n>/`, append-only and self-checking. The latest attempt counts.
+
+An attempt holds `record.json` (identity, status, stamps, digests of the other files) and the raw data. Nothing in the
+store is ever changed or removed; `metrics.json` beside the attempts is derived and may be rebuilt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree_bench import keys
+from ddtree_bench.records.files import sha256_file, sync, to_json
+
+RECORD = "record.json"
+REQUESTS = "requests.parquet"
+SERVER_LOG = "server.log"
+
+
+class StoreError(RuntimeError):
+    """An entry that is missing or does not agree with its own digests."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a cell; `content_sha256` is the digest of its record, which holds the digests of its files."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    content_sha256: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether the cell could not be measured."""
+        return self.record["status"] != "ok"
+
+
+def read_attempt(folder: Path) -> Attempt:
+    """Read an attempt. Raises StoreError that names the folder when there is none."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read ({error}); restore the store, or measure this cell again") from error
+    return Attempt(folder, record, keys.digest(record))
+
+
+class Store:
+    """A folder of attempts that clones and people may share."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def latest(self, plan_key: str, host_key: str) -> Attempt | None:
+        """Return the latest attempt at a cell on a host, or None."""
+        numbers = self._numbers(self._attempts_folder(plan_key, host_key))
+        if not numbers:
+            return None
+        return read_attempt(self._attempts_folder(plan_key, host_key) / str(numbers[-1]))
+
+    def add(self, record: Mapping[str, Any], write_data: Callable[[Path], None]) -> Attempt:
+        """Add an attempt at once: `write_data` fills a folder, the record with the digests of its files comes last.
+
+        `record` names plan_key, host_key and identity; attempt and files are added here. Raises OSError as it comes.
+        """
+        attempts = self._attempts_folder(record["plan_key"], record["host_key"])
+        attempts.mkdir(parents=True, exist_ok=True)
+        temporary = attempts / f".tmp-{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        write_data(temporary)
+        digests = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
+        while True:
+            number = max(self._numbers(attempts), default=0) + 1
+            text = to_json({**record, "attempt": number, "files": digests})
+            (temporary / RECORD).write_text(text, encoding="utf-8")
+            for path in temporary.iterdir():
+                sync(path)
+            sync(temporary)
+            try:
+                temporary.rename(attempts / str(number))
+            except OSError:
+                if not (attempts / str(number)).exists():
+                    raise
+                continue
+            sync(attempts)
+            return read_attempt(attempts / str(number))
+
+    def entries(self) -> Iterator[Path]:
+        """Yield the folder of every attempt, in the order of their names."""
+        yield from sorted(self.root.glob("*/*/attempts/[0-9]*"))
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for every entry that does not agree with its name or its digests."""
+        for folder in self.entries():
+            try:
+                record = read_attempt(folder).record
+            except StoreError as error:
+                yield str(error)
+                continue
+            yield from _entry_problems(folder, record)
+
+    def relative(self, attempt: Attempt) -> str:
+        """Return an attempt's place in the store, as views name it."""
+        return attempt.folder.relative_to(self.root).as_posix()
+
+    def _attempts_folder(self, plan_key: str, host_key: str) -> Path:
+        return self.root / keys.short(plan_key) / keys.short(host_key) / "attempts"
+
+    @staticmethod
+    def _numbers(attempts: Path) -> list[int]:
+        if not attempts.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal())
+
+
+def _entry_problems(folder: Path, record: Mapping[str, Any]) -> Iterator[str]:
+    plan_name, host_name = folder.parents[2].name, folder.parents[1].name
+    if keys.digest(record["identity"]) != record["plan_key"] or keys.short(record["plan_key"]) != plan_name:
+        yield f"{folder}: the identity in the record does not have the plan key of its folder"
+    if keys.short(record["host_key"]) != host_name:
+        yield f"{folder}: the host key in the record is not that of its folder"
+    for name, digest in record["files"].items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{path}: is missing"
+        elif sha256_file(path) != digest:
+            yield f"{path}: has been changed since it was measured"

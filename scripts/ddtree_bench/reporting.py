@@ -1,0 +1,54 @@
+"""The report of a project: what of it the page tells beside tables and figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+
+from ddtree_bench.figures import FIGURES
+from ddtree_bench.project import Project
+from ddtree_bench.report import ReportContext, write_report
+from ddtree_bench.tables import TABLES
+
+SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
+
+
+def make_report(
+    project: Project,
+    tables: Mapping[str, pd.DataFrame],
+    folder: Path,
+    config_files: Sequence[str] = (),
+    missing: Sequence[str] = (),
+) -> Path:
+    """Write `<folder>/report.html` about the tables and the figures of `folder` and return its path."""
+    option = f" --configfile {' '.join(config_files)}" if config_files else ""
+    commands = {"everything": f"snakemake{option}"}
+    commands |= {f"figures/{name}": f"snakemake{option} --force {folder}/figures/{name}.pdf" for name in FIGURES}
+    commands |= {f"tables/{name}": f"snakemake{option} --force {folder}/tables/{name}.csv" for name in TABLES}
+    context = ReportContext(
+        description=project.config.description,
+        config_files=tuple(config_files),
+        git_commit=git_commit(project.root),
+        commands=commands,
+        missing=missing,
+        versions={"python": sys.version.split()[0], **{name: version(name) for name in SOFTWARE}},
+    )
+    stems = {name: folder / "figures" / name for name in FIGURES}
+    return write_report(tables, stems, context, folder / "report.html")
+
+
+def git_commit(root: Path) -> str | None:
+    """Return the commit of the repository, marked when files differ from it; None where there is no repository."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() or None if described.returncode == 0 else None

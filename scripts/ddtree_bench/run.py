@@ -1,0 +1,63 @@
+"""A run: under the target's lease, the cells that the store lacks on a server started afresh; then the views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddtree_bench.hosts import confirm_host, knows_models, read_host, server_host_key, target_launcher
+from ddtree_bench.plan import Cell, Run
+from ddtree_bench.project import Project
+from ddtree_bench.records.store import Attempt, Store
+from ddtree_bench.records.views import write_run_views
+from ddtree_bench.session import Session
+from ddtree_bench.targets.lifeline import Interruption, tied_to_ancestors
+
+Report = Callable[[str], None]
+
+
+def measure_run(project: Project, run: Run, report: Report) -> None:
+    """Measure the cells of a run that the store lacks and write the views of all of them.
+
+    A cell that cannot be measured is stored as failed, with its reason. Raises TargetError when the target, and not the
+    server under test, is at fault, and Interrupted when the process was told to end; the server is stopped in any case.
+    """
+    store = Store(project.places.store)
+    host = read_host(project, run.server.target)
+    attempts = _attempts(project, run, store, host)
+    if len(attempts) < len(run.cells):
+        with Interruption() as interruption, tied_to_ancestors():
+            attempts = _measure_missing(project, run, store, interruption, report)
+    else:
+        report(f"all {len(run.cells)} cells are in the store")
+    write_run_views(run, attempts, store, project.places.results)
+
+
+def _attempts(
+    project: Project, run: Run, store: Store, host: Mapping[str, Any], retry: bool | None = None
+) -> dict[Cell, Attempt]:
+    """Return what the store has of a run's cells on a host; failed attempts do not count while they are retried."""
+    if not knows_models(host, run.server):
+        return {}
+    key = server_host_key(host, run.server)
+    retried = project.config.retry_failed if retry is None else retry
+    found = {cell: attempt for cell in run.cells if (attempt := store.latest(cell.key, key))}
+    return {cell: attempt for cell, attempt in found.items() if not (retried and attempt.failed)}
+
+
+def _measure_missing(
+    project: Project, run: Run, store: Store, interruption: Interruption, report: Report
+) -> dict[Cell, Attempt]:
+    launcher = target_launcher(project, run.server.target)
+    with launcher.acquire(run.name, project.config.targets[run.server.target].lease_wait_s, report):
+        host = confirm_host(project, launcher, run.server)
+        # Somebody else may have measured these cells into a shared store while this run waited for the target.
+        present = _attempts(project, run, store, host)
+        pending = [cell for cell in run.cells if cell not in present]
+        starts_left = project.config.max_restarts + 1
+        while pending:
+            starts_left -= 1
+            report(f"{run.server.name}, repeat {run.repeat}: {len(pending)} cells to measure")
+            session = Session(project, run, store, launcher, host, report)
+            pending = session.measure(pending, interruption, is_last=starts_left == 0)
+    return _attempts(project, run, store, host, retry=False)

@@ -1,0 +1,70 @@
+"""The calls to a server that are not requests under measurement: health, identity, counters, flush, a first answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import requests
+
+TIMEOUT_S = 10.0
+
+
+class ApiError(RuntimeError):
+    """A server answered one of these calls wrongly or not at all."""
+
+
+def health(base_url: str, timeout_s: float = 2.0) -> bool:
+    """True when the server says that it serves; False while it does not answer."""
+    try:
+        return requests.get(f"{base_url}/health", timeout=timeout_s).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def server_info(base_url: str) -> dict[str, Any]:
+    """What the server says of itself: model, algorithm, widths, counters. Raises ApiError."""
+    return _json("GET", f"{base_url}/server_info")
+
+
+def counters(base_url: str) -> dict[str, float]:
+    """The server's own totals since its start (requests, tokens, verify calls, accepted drafts). Raises ApiError."""
+    found = server_info(base_url).get("counters")
+    if not isinstance(found, dict):
+        raise ApiError(f"GET {base_url}/server_info: the answer has no counters")
+    return found
+
+
+def flush_cache(base_url: str) -> None:
+    """Empty the server's prefix cache. Raises ApiError when it refuses, as it does while requests run."""
+    _call("POST", f"{base_url}/flush_cache", None, TIMEOUT_S)
+
+
+def first_completion(base_url: str, model: str, timeout_s: float) -> int:
+    """Ask for one short greedy completion; returns the number of tokens answered. Raises ApiError."""
+    body = {"model": model, "prompt": "The sky is", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    answer = _json("POST", f"{base_url}/v1/completions", body, timeout_s)
+    tokens = (answer.get("usage") or {}).get("completion_tokens")
+    if not isinstance(tokens, int):
+        raise ApiError(f"POST {base_url}/v1/completions: the answer has no usage.completion_tokens")
+    return tokens
+
+
+def _json(method: str, url: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    response = _call(method, url, body, timeout_s)
+    try:
+        content = response.json()
+    except requests.JSONDecodeError as error:
+        raise ApiError(f"{method} {url}: the answer is no JSON: {response.text[:200]!r}") from error
+    if not isinstance(content, dict):
+        raise ApiError(f"{method} {url}: the answer is no JSON object: {response.text[:200]!r}")
+    return content
+
+
+def _call(method: str, url: str, body: dict[str, Any] | None, timeout_s: float) -> requests.Response:
+    try:
+        response = requests.request(method, url, json=body, timeout=timeout_s)
+    except requests.RequestException as error:
+        raise ApiError(f"{method} {url}: {error}") from error
+    if response.status_code != 200:
+        raise ApiError(f"{method} {url}: status {response.status_code}: {response.text[:200]}")
+    return response

@@ -1,0 +1,95 @@
+"""What of a plan is there: the state of each cell, summaries, and the removal of views nobody asks for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ddtree_bench.hosts import knows_models, read_host, server_host_key
+from ddtree_bench.plan import Cell
+from ddtree_bench.project import Project
+from ddtree_bench.records.store import Attempt, Store
+from ddtree_bench.records.views import read_view
+
+State = Literal["cached", "failed", "missing"]
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """A cell and the latest attempt at it on the target as it was probed last, if there is one."""
+
+    cell: Cell
+    attempt: Attempt | None
+
+    @property
+    def state(self) -> State:
+        """cached, failed (kept as a result) or missing."""
+        if self.attempt is None:
+            return "missing"
+        return "failed" if self.attempt.failed else "cached"
+
+
+def host_keys(project: Project) -> dict[str, str]:
+    """Return the host key of every server whose target has been probed with its models, by the server's key."""
+    records = {t: read_host(project, t) for t in project.plan.targets if project.host_record(t).exists()}
+    return {
+        server.key: server_host_key(records[server.target], server)
+        for server in project.plan.servers
+        if server.target in records and knows_models(records[server.target], server)
+    }
+
+
+def cell_statuses(project: Project) -> list[CellStatus]:
+    """Return the state of every cell of the plan; all are missing on a target that was never probed."""
+    store, hosts = Store(project.places.store), host_keys(project)
+    return [
+        CellStatus(cell, store.latest(cell.key, hosts[cell.server.key]) if cell.server.key in hosts else None)
+        for cell in project.plan.cells
+    ]
+
+
+def summary(project: Project) -> str:
+    """Return the closing lines of a workflow: how many cells are there, which failed and why, where the report is."""
+    counts: Counter[str] = Counter()
+    warnings = []
+    for cell in project.plan.cells:
+        path = project.places.results / cell.view
+        if not path.exists():
+            counts["absent"] += 1
+            continue
+        view = read_view(path)
+        counts[view["status"]] += 1
+        if view["status"] != "ok":
+            warnings.append(f"warning: failed cell {path}: {view['reason']}")
+    numbers = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "absent") if counts[state])
+    lines = [f"cells: {numbers or 'none'}"]
+    lines += warnings
+    if warnings:
+        lines.append("Failed cells are kept as results; measure them again with: snakemake --config retry_failed=true")
+    report = project.places.results / "report.html"
+    if report.exists():
+        lines.append(f"report: {report}")
+    return "\n".join(lines)
+
+
+def drop_failed_views(project: Project) -> list[Path]:
+    """Remove the views of failed cells, so that the workflow measures these again; the store keeps the attempts."""
+    dropped = []
+    for cell in project.plan.cells:
+        path = project.places.results / cell.view
+        if path.exists() and read_view(path)["status"] != "ok":
+            path.unlink()
+            dropped.append(path)
+    return dropped
+
+
+def prune(project: Project) -> list[Path]:
+    """Remove views that no cell of the plan stands for; the store is not touched. Returns what was removed."""
+    wanted = {project.places.results / cell.view for cell in project.plan.cells}
+    wanted |= {project.places.results / run.warmup_view for run in project.plan.runs}
+    removed = [path for path in sorted((project.places.results / "cells").glob("*/*/*.json")) if path not in wanted]
+    for path in removed:
+        path.unlink()
+    return removed

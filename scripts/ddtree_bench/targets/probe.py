@@ -1,0 +1,132 @@
+"""The record of a target's machine and model files, and the host key made of the part that numbers depend on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree_bench import keys
+from ddtree_bench.servers.commands import REFERENCE_PACKAGE, reference_model
+from ddtree_bench.targets import host_facts
+from ddtree_bench.targets.launcher import CommandResult, Launcher, TargetError
+
+SCHEMA = 1
+TIMEOUT_S = 300.0
+REMEDY = "`snakemake probe` accepts it, and what was measured before is then measured again"
+
+
+class HostChanged(TargetError):
+    """The machine or the model files are no longer those that were probed."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model pair by its names, and where the target keeps it; an engine that brings its models needs no paths."""
+
+    model: str
+    drafter: str | None = None
+    model_path: str | None = None
+    drafter_path: str | None = None
+
+
+def probe(launcher: Launcher, python: str, engine: str, models: Sequence[ModelFiles]) -> dict[str, Any]:
+    """Return the record of the target: platform, CPU, memory, NUMA, GPUs, clocks, and the files of `models`.
+
+    `python` is the environment's on the target. Raises TargetError, which names a model file that is missing.
+    """
+    files = _model_paths(launcher, python, engine, models)
+    argv = [python, "-", json.dumps({"files": files})]
+    output = _checked(launcher.run_command(argv, timeout_s=TIMEOUT_S, stdin=Path(host_facts.__file__).read_text()))
+    record: dict[str, Any] = json.loads(output)
+    return {"schema": SCHEMA, "engine": engine, **record}
+
+
+def host_key(record: Mapping[str, Any], model: str, drafter: str | None) -> str:
+    """The digest of what measured numbers depend on in a host record, 64 hex digits, for one model pair.
+
+    Keyed: GPU models and their count, driver, power limits, CPU model, cores, content of model and drafter. Not
+    keyed: UUIDs, kernel, clocks, times, host name. Raises TargetError for a model that was not probed.
+    """
+    return keys.digest(_keyed(record, model, drafter))
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs in the keyed part of two records of a target, in words; models that only one of them has do not."""
+    found = [
+        f"{name}: was {_shown(before)}, is {_shown(after)}"
+        for name, before, after in ((name, _machine(old)[name], _machine(new)[name]) for name in _machine(old))
+        if before != after
+    ]
+    for name in sorted(set(old["models"]) & set(new["models"])):
+        if old["models"][name]["fingerprint"] != new["models"][name]["fingerprint"]:
+            found.append(f"content of model {name} ({new['models'][name]['path']})")
+    return found
+
+
+def check_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise HostChanged, which says what changed and the remedy, when the keyed part of two records differs."""
+    changed = differences(old, new)
+    if changed:
+        raise HostChanged(f"host has changed: {'; '.join(changed)}; {REMEDY}")
+
+
+def _model_paths(launcher: Launcher, python: str, engine: str, models: Sequence[ModelFiles]) -> dict[str, str]:
+    paths: dict[str, str] = {}
+    for pair in models:
+        model_path, drafter_path = pair.model_path, pair.drafter_path
+        if engine == "reference":
+            argv = [python, "-m", REFERENCE_PACKAGE, "files", "--model", reference_model(pair.model)]
+            brought = json.loads(_checked(launcher.run_command(argv, timeout_s=TIMEOUT_S)))
+            model_path, drafter_path = brought["model"], brought["drafter"]
+        for name, path in ((pair.model, model_path), (pair.drafter, drafter_path)):
+            if name is None:
+                continue
+            if path is None:
+                raise TargetError(f"model {name}: has no path on this target; give one in its paths")
+            paths[name] = path
+    return paths
+
+
+def _keyed(record: Mapping[str, Any], model: str, drafter: str | None) -> dict[str, Any]:
+    return {
+        **_machine(record),
+        "model": _fingerprint(record, model),
+        "drafter": None if drafter is None else _fingerprint(record, drafter),
+    }
+
+
+def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
+    gpus = record["gpus"]
+    return {
+        "GPUs": dict(sorted(Counter(gpu["name"] for gpu in gpus).items())),
+        "GPU driver": record["driver"],
+        "GPU power limits (W)": sorted({gpu["power_limit_w"] or 0 for gpu in gpus}),
+        "CPU": record["cpu"]["model"],
+        "cores": record["cpu"]["cores"],
+    }
+
+
+def _fingerprint(record: Mapping[str, Any], name: str) -> str:
+    if name not in record["models"]:
+        known = ", ".join(sorted(record["models"])) or "none"
+        raise TargetError(f"model {name}: is not in the target's record, which has {known}; `snakemake probe` adds it")
+    fingerprint: str = record["models"][name]["fingerprint"]
+    return fingerprint
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} x {name}" for name, count in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _checked(result: CommandResult) -> str:
+    if result.exit_code != 0:
+        raise TargetError(f"the target could not be probed: {result.stderr.strip()[-1000:]}")
+    return result.stdout.splitlines()[-1]

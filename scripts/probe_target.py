@@ -1,0 +1,11 @@
+"""Record what a target is (rule probe_target)."""
+
+from pathlib import Path
+
+from ddtree_bench.hosts import record_host
+from ddtree_bench.project import open_project
+from ddtree_bench.rule_log import reporting
+
+with reporting(snakemake.log[0]) as report:
+    project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
+    record_host(project, snakemake.params.target, report)

@@ -1,0 +1,11 @@
+"""Print what a status command says (rules of rules/status.smk)."""
+
+from pathlib import Path
+
+from ddtree_bench.commands import run_command
+from ddtree_bench.project import open_project
+from ddtree_bench.rule_log import reporting
+
+with reporting(snakemake.log[0]) as report:
+    project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
+    print(run_command(snakemake.params.command, project, report))

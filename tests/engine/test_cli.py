@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from ddtree_reference import cli, lossless, tree, worker
+from ddtree_reference.decode import Method
+
+
+def test_files_names_what_a_probe_fingerprints(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, suffix in (("smollm2", (".gguf", ".safetensors")), ("toy", (".py", ".py"))):
+        assert cli.main(["files", "--model", name]) == 0
+        files = json.loads(capsys.readouterr().out)
+        assert (Path(files["model"]).suffix, Path(files["drafter"]).suffix) == suffix
+        assert all(Path(file).is_file() for file in files.values())
+
+
+def test_help_of_serve_names_the_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "DDTREE" in out and "--speculative-ddtree-topk-cap" in out
+
+
+def test_numbers_that_make_no_sense_are_refused(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--speculative-ddtree-budget", "0"])
+    assert "0 is less than 1" in capsys.readouterr().err
+    assert cli.main(["serve", "--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "5000"]) == 2
+    assert "budget 5000" in caplog.text
+
+
+def test_each_effective_configuration_is_checked_once() -> None:
+    methods = lossless.default_methods()
+    names = [lossless.name_of(method) for method in methods]
+    assert len(names) == len(set(names)) == 1 + 1 + 2 + 2 + 4 * 3
+    assert {"DFLASH:8", "DDTREE:1:1", "DDTREE:15:8", "DDTREE:64:64"} <= set(names)
+    assert [lossless.parse_method(name) for name in names] == methods
+
+
+@pytest.mark.parametrize("text", ["AR", "DFLASH:x", "DFLASH:8:2", "DDTREE", "DDTREE:0", "DDTREE:8:8:8", "tree:4"])
+def test_other_configurations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"configuration '{text}'"):
+        lossless.parse_method(text)
+
+
+def test_differing_tokens_count_from_the_first_difference() -> None:
+    assert lossless.differing([1, 2, 3], [1, 2, 3]) == 0
+    assert lossless.differing([1, 2, 3], [1, 9, 3]) == 2
+    assert lossless.differing([1, 2, 3], [1, 2]) == 1
+    assert lossless.differing([], [4, 5]) == 2
+
+
+def check(tmp_path: Path, *more: str) -> tuple[int, dict[str, object]]:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "category": "x", "prompt": "hello"}\n{"id": "b", "prompt": "Write a poem"}\n')
+    output = tmp_path / "result.json"
+    options = ["--model", "toy", "--prompts", str(prompts), "--tokens", "24", "--output", str(output)]
+    status = cli.main(["check-lossless", *options, *more])
+    return status, json.loads(output.read_text())
+
+
+def test_check_lossless_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = check(tmp_path, "--configs", "DFLASH", "DDTREE:8:4", "DDTREE:16")
+    assert status == 0 and result["differing_tokens"] == 0 and result["prompts"] == 2
+    assert set(result["configurations"]) == {"DFLASH:8", "DDTREE:8:4", "DDTREE:16:16"}  # type: ignore[call-overload]
+    captured = capsys.readouterr()
+    assert "[2/2] b: 24 tokens, 0 differing so far" in captured.err
+    assert "DDTREE:16:16" in captured.out
+    assert check(tmp_path, "--limit", "1", "--configs", "DFLASH")[1]["prompts"] == 1
+
+
+def test_check_lossless_fails_when_a_wrong_draft_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = tree.walk
+
+    def credulous(parents: Sequence[int], tokens: Sequence[int], targets: Sequence[int]) -> list[int]:
+        path = genuine(parents, tokens, targets)
+        return [*path, parents.index(path[-1])] if path[-1] in parents else path
+
+    monkeypatch.setattr(tree, "walk", credulous)
+    status, result = check(tmp_path, "--configs", "DDTREE:8")
+    assert status == 1
+    tally = result["configurations"]["DDTREE:8:8"]  # type: ignore[index]
+    assert result["differing_tokens"] == tally["differing_tokens"] > 0
+    assert tally["differing_prompts"]
+
+
+def test_prompts_without_an_id_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n')
+    assert cli.main(["check-lossless", "--model", "toy", "--prompts", str(path)]) == 2
+    assert "p.jsonl:2" in caplog.text
+
+
+def test_faults_are_for_one_method_and_budget() -> None:
+    eight = Method("DDTREE", budget=8)
+    assert worker.parse_fault(None, eight) is None
+    assert worker.parse_fault("DDTREE:8@start", eight) == worker.Fault(None)
+    assert worker.parse_fault("DDTREE@prompt=a=b@c", eight) == worker.Fault("a=b@c")
+    assert worker.parse_fault("DDTREE:16@start", eight) is None
+    assert worker.parse_fault("AR@start", eight) is None
+    for wrong in ("DDTREE", "DDTREE@later", "TREE@start"):
+        with pytest.raises(ValueError, match="METHOD"):
+            worker.parse_fault(wrong, eight)

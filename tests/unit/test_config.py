@@ -1,0 +1,303 @@
+"""Reading and checking a configuration: every message names the key, the value and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from configurations import tree, write_project, write_prompts
+from ddtree_bench.config import ConfigError, read_files, validate
+from ddtree_bench.config.load import merge, parse
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_project(tmp_path)
+
+
+def problems(config: dict[str, Any], root: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(config, root)
+    return caught.value.problems
+
+
+def only_problem(config: dict[str, Any], root: Path) -> str:
+    found = problems(config, root)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_valid_tree_gives_its_points(root: Path) -> None:
+    config, points = validate(tree(), root)
+    assert config.repeats == 2
+    assert [(p.method, p.budget, p.topk_cap, p.block_size) for p in points] == [
+        ("AR", None, None, None),
+        ("DFLASH", None, None, 8),
+        ("DDTREE", 4, 4, 8),
+        ("DDTREE", 8, 8, 8),
+    ]
+
+
+def test_unknown_keys_name_the_nearest_known_one(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["bugdet"] = [4]
+    config["repets"] = 3
+    config["targets"]["local"]["lauchner"] = "local"
+    assert problems(config, root) == [
+        "targets.local.lauchner: unknown key; did you mean 'launcher'?",
+        "sweep[0].bugdet: unknown key; did you mean 'budget'?",
+        "repets: unknown key; did you mean 'repeats'?",
+    ]
+
+
+def test_an_unknown_key_like_no_other_lists_those_there_are(root: Path) -> None:
+    config = tree()
+    config["models"]["toy"]["drafter"]["zzz"] = 1
+    assert only_problem(config, root) == (
+        "models.toy.drafter.zzz: unknown key; known keys here: block_size, name, paths, revision"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("budget", [0], "sweep[0].budget[0]: 0 is not allowed; input should be greater than or equal to 1"),
+        (
+            "topk_cap",
+            [0],
+            "sweep[0].topk_cap[0]: 0 is not allowed; "
+            "input should be greater than or equal to 1 or input should be 'budget'",
+        ),
+        ("block_size", [1], "sweep[0].block_size[0]: 1 is not allowed; input should be greater than or equal to 2"),
+        ("concurrency", [0], "sweep[0].concurrency[0]: 0 is not allowed; input should be greater than or equal to 1"),
+        ("method", ["TREE"], "sweep[0].method[0]: 'TREE' is not allowed; input should be 'AR', 'DFLASH' or 'DDTREE'"),
+    ],
+)
+def test_values_out_of_range(root: Path, key: str, value: list[Any], message: str) -> None:
+    config = tree()
+    config["sweep"][0][key] = value
+    assert only_problem(config, root) == message
+
+
+def test_missing_keys_and_bad_names(root: Path) -> None:
+    config = tree()
+    del config["workloads"]["short"]["max_tokens"]
+    config["models"]["a-b"] = config["models"]["toy"]
+    assert problems(config, root) == [
+        "models.a-b: 'a-b' is not a name; use letters, digits and underscores, a letter first",
+        "workloads.short.max_tokens: is missing; add this key",
+    ]
+
+
+@pytest.mark.parametrize(("key", "wrong", "near"), [("target", "locl", "local"), ("model", "toi", "toy")])
+def test_references_name_the_nearest(root: Path, key: str, wrong: str, near: str) -> None:
+    config = tree()
+    config["sweep"][0][key] = wrong
+    assert only_problem(config, root) == f"sweep[0].{key}: {wrong!r} is not in {key}s; did you mean {near!r}?"
+
+
+def test_a_reference_like_no_other_lists_those_there_are(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["include"] = [{"workload": "xyz"}]
+    assert only_problem(config, root) == "sweep[0].workload: 'xyz' is not in workloads; known: short"
+
+
+def test_ddtree_needs_a_budget(root: Path) -> None:
+    config = tree()
+    del config["sweep"][0]["budget"]
+    assert only_problem(config, root) == (
+        "sweep[0].budget: is missing, but DDTREE is planned; give a list of budgets such as [8, 16, 32]"
+    )
+
+
+def test_drafted_methods_need_a_drafter(root: Path) -> None:
+    config = tree()
+    del config["models"]["toy"]["drafter"]
+    assert problems(config, root) == [
+        "models.toy.drafter: is missing, but sweep[0] plans DFLASH; name the drafter",
+        "models.toy.drafter: is missing, but sweep[0] plans DDTREE; name the drafter",
+    ]
+
+
+def test_a_block_beyond_the_drafters_training(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["block_size"] = 16
+    assert only_problem(config, root) == (
+        "sweep[0].block_size: 16 is more than the drafter was trained for; "
+        "use at most models.toy.drafter.block_size = 8"
+    )
+
+
+def test_hybrid_models_are_refused_unless_allowed(root: Path) -> None:
+    config = tree()
+    config["models"]["toy"]["hybrid"] = True
+    assert only_problem(config, root) == (
+        "models.toy.hybrid: true, but sweep[0] plans DDTREE, which recurrent layers cannot verify exactly; "
+        "take DDTREE out or set models.toy.allow_hybrid_unsafe: true"
+    )
+    config["models"]["toy"]["allow_hybrid_unsafe"] = True
+    validate(config, root)
+
+
+def sglang(config: dict[str, Any]) -> dict[str, Any]:
+    config["targets"]["local"]["engine"] = "sglang"
+    return config
+
+
+def test_concurrency_beyond_what_the_server_admits(root: Path) -> None:
+    config = sglang(tree())
+    config["sweep"][0] |= {"concurrency": [1, 4], "max_running_requests": 2}
+    assert only_problem(config, root) == (
+        "sweep[0].concurrency: 4 is more than max_running_requests = 2, so requests would only queue; "
+        "set sweep[0].max_running_requests to at least 4"
+    )
+
+
+def test_graph_rows_beyond_the_memory(root: Path) -> None:
+    config = sglang(tree())
+    config["targets"]["local"]["graph_memory_gib"] = 0.5
+    config["models"]["toy"]["vocab_size"] = 163840
+    config["sweep"][0] |= {"budget": [4, 32], "max_running_requests": 128}
+    assert only_problem(config, root) == (
+        "sweep[0].budget: 32 needs 128 x 33 graph rows, 2.6 GiB of logits, but targets.local.graph_memory_gib is 0.5; "
+        "lower max_running_requests or the budget, or raise graph_memory_gib"
+    )
+
+
+def test_a_method_without_its_baseline(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["method"] = ["DDTREE"]
+    assert only_problem(config, root) == (
+        "sweep[0].method: DDTREE on local with toy (TP1, EP1), short at concurrency 1 has no AR baseline; "
+        "add AR with the same values to the sweep, or set allow_missing_baseline: true"
+    )
+    config["allow_missing_baseline"] = True
+    validate(config, root)
+
+
+def test_a_baseline_with_other_parallelism_does_not_count(root: Path) -> None:
+    config = sglang(tree())
+    config["sweep"][0]["method"] = ["AR"]
+    config["sweep"].append({**config["sweep"][0], "method": "DFLASH", "tensor_parallel": 8})
+    assert "(TP8, EP1), short at concurrency 1 has no AR baseline" in only_problem(config, root)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"max_running_requests": 2},
+            "sweep[0].max_running_requests: 2, but the reference engine serves one request at a time; use 1",
+        ),
+        (
+            {"tensor_parallel": 2},
+            "sweep[0].tensor_parallel / expert_parallel: 2 / 1, but the reference engine is one process; use 1",
+        ),
+    ],
+)
+def test_limits_of_the_reference_engine(root: Path, change: dict[str, Any], message: str) -> None:
+    config = tree()
+    config["sweep"][0] |= change
+    assert only_problem(config, root) == message
+
+
+def test_the_reference_engine_is_greedy(root: Path) -> None:
+    config = tree()
+    config["workloads"]["short"]["temperature"] = 0.7
+    assert only_problem(config, root) == (
+        "workloads.short.temperature: 0.7, but the reference engine decodes greedily; use 0"
+    )
+
+
+def test_too_few_prompts(root: Path) -> None:
+    config = sglang(tree())
+    config["sweep"][0] |= {"concurrency": [1, 5], "max_running_requests": 5}
+    message = only_problem(config, root)
+    assert message.startswith("workloads.short: ")
+    assert "20" in message and "16" in message and "repeat_prompts: true" in message
+    config["workloads"]["short"]["repeat_prompts"] = True
+    validate(config, root)
+
+
+def test_prompts_that_occur_twice(root: Path) -> None:
+    path = root / "prompts.jsonl"
+    first = path.read_text().splitlines()[0]
+    path.write_text(path.read_text() + first.replace("measured-code-1", "again") + "\n")
+    assert "measured code 1" in only_problem(tree(), root)
+
+
+def test_a_prompt_file_that_is_missing(root: Path) -> None:
+    config = tree()
+    config["workloads"]["short"]["prompts"] = "nowhere.jsonl"
+    message = only_problem(config, root)
+    assert message.startswith("workloads.short.prompts: ") and "nowhere.jsonl" in message
+
+
+def test_a_block_that_the_file_does_not_have(root: Path) -> None:
+    config = tree()
+    config["workloads"]["short"]["blocks"] = [9]
+    message = only_problem(config, root)
+    assert message.startswith("workloads.short: blocks: ") and "9" in message and "1 to 4" in message
+
+
+def test_warm_up_prompts_must_not_be_measured(root: Path) -> None:
+    write_prompts(root / "warmup.jsonl", 1)
+    found = problems(tree(), root)
+    assert found[0] == (
+        "warmup.prompts: 'measured-code-1' in warmup.jsonl is prompt 'measured-code-1' of workloads.short; "
+        "take it out of one of the files"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hf_token", "abc"),
+        ("api_key", "xyz"),
+        ("comment", "hf_" + "a" * 24),
+        ("note", "-----BEGIN RSA PRIVATE KEY-----"),
+    ],
+)
+def test_secrets_are_refused_without_being_shown(root: Path, key: str, value: str) -> None:
+    config = tree()
+    config["targets"]["local"]["flags"] = {key: value}
+    message = only_problem(config, root)
+    assert message.startswith(f"targets.local.flags.{key}: looks like a secret")
+    assert value not in message
+
+
+def test_words_that_only_resemble_secrets_pass(root: Path) -> None:
+    config = tree()
+    config["targets"]["local"]["flags"] = {"max-total-tokens": "4096", "tokenizer": "fast"}
+    validate(config, root)
+
+
+def test_all_problems_are_named_at_once(root: Path) -> None:
+    config = tree()
+    config["sweep"][0] |= {"block_size": 16, "max_running_requests": 3}
+    assert len(problems(config, root)) == 2
+
+
+def test_merge_is_snakemakes(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    overlay = tmp_path / "overlay.yaml"
+    base.write_text(yaml.safe_dump({"a": {"x": 1, "y": [1, 2]}, "b": 1}))
+    overlay.write_text(yaml.safe_dump({"a": {"y": [3]}, "c": 2}))
+    assert read_files([base, overlay]) == {"a": {"x": 1, "y": [3]}, "b": 1, "c": 2}
+    assert merge({"a": 1}, {"a": {"b": 2}}) == {"a": {"b": 2}}
+
+
+@pytest.mark.parametrize(("text", "part"), [("- 1\n", "not a mapping"), ("a: [", "not valid YAML")])
+def test_files_that_hold_no_configuration(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=part):
+        read_files([path])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_files([tmp_path / "absent.yaml"])
+
+
+def test_command_line_values_come_as_text() -> None:
+    assert parse({**tree(), "repeats": "4", "retry_failed": "true"}).repeats == 4

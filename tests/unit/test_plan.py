@@ -1,0 +1,197 @@
+"""Plan keys and the order of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configurations import tree, write_project, write_prompts
+from ddtree_bench import keys, plan
+from ddtree_bench.config import validate
+from ddtree_bench.plan import Cell, Plan
+
+ENVIRONMENTS = {"reference": "e" * 64, "sglang": "f" * 64}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_project(tmp_path)
+
+
+def build(config: dict[str, Any], root: Path, environments: dict[str, str] = ENVIRONMENTS) -> Plan:
+    return plan.build(*validate(config, root), root, environments)
+
+
+def cell_keys(built: Plan) -> set[str]:
+    return {cell.key for cell in built.cells}
+
+
+def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    *parents, last = path.split("/")
+
+    def change(config: dict[str, Any]) -> None:
+        place: Any = config
+        for part in parents:
+            place = place[int(part) if part.isdecimal() else part]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit("description", "another"),
+        edit("targets/local/description", "another"),
+        edit("targets/local/port", 31000),
+        edit("targets/local/root", "elsewhere"),
+        edit("targets/local/start_timeout_s", 7),
+        edit("models/toy/paths", {"local": "elsewhere"}),
+        edit("targets/unrelated", {"launcher": "ssh", "engine": "sglang"}),
+        edit("seed", 2),
+        edit("max_restarts", 0),
+        edit("retry_failed", True),
+    ],
+)
+def test_what_the_numbers_do_not_depend_on_is_not_keyed(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = tree()
+    change(config)
+    assert cell_keys(build(config, root)) == cell_keys(build(tree(), root))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit("models/toy/revision", "2"),
+        edit("models/toy/name", "toy-2"),
+        edit("targets/local/flags", {"threads": "2"}),
+        edit("workloads/short/max_tokens", 9),
+        edit("workloads/short/n_min", 5),
+        edit("workloads/short/blocks", [2]),
+        edit("workloads/short/ignore_eos", True),
+        edit("workloads/short/seed", 7),
+        edit("workloads/short/top_p", 0.9),
+        edit("workloads/short/top_k", 40),
+        edit("workloads/short/endpoint", "completions"),
+        edit("warmup/max_tokens", 4),
+    ],
+)
+def test_what_the_numbers_depend_on_is_keyed(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    config = tree()
+    change(config)
+    assert not cell_keys(build(config, root)) & cell_keys(build(tree(), root))
+
+
+def test_the_drafter_is_no_part_of_the_baseline(root: Path) -> None:
+    config = tree()
+    config["models"]["toy"]["drafter"]["revision"] = "2"
+    common = cell_keys(build(config, root)) & cell_keys(build(tree(), root))
+    assert common == {cell.key for cell in build(tree(), root).cells if cell.server.method == "AR"}
+
+
+def test_the_environment_is_keyed(root: Path) -> None:
+    assert not cell_keys(build(tree(), root)) & cell_keys(build(tree(), root, {"reference": "0" * 64}))
+
+
+def test_prompts_are_keyed_by_what_is_sent(root: Path) -> None:
+    before = cell_keys(build(tree(), root))
+    write_prompts(root / "prompts.jsonl", 9)
+    assert cell_keys(build(tree(), root)) == before
+    text = (root / "prompts.jsonl").read_text()
+    (root / "prompts.jsonl").write_text(text.replace('"measured haiku 1"', '"measured haiku, changed"'))
+    assert not cell_keys(build(tree(), root)) & before
+
+
+def test_renaming_the_workload_moves_the_view_and_keeps_the_key(root: Path) -> None:
+    config = tree()
+    config["workloads"] = {"renamed": config["workloads"]["short"]}
+    config["sweep"][0]["workload"] = "renamed"
+    renamed, before = build(config, root), build(tree(), root)
+    assert cell_keys(renamed) == cell_keys(before)
+    assert renamed.cells[0].view != before.cells[0].view
+
+
+def test_swapped_budget_and_cap_are_other_cells(root: Path) -> None:
+    config = tree()
+    config["sweep"][0] |= {"budget": 8, "topk_cap": 4}
+    config["sweep"].append({**config["sweep"][0], "budget": 6, "topk_cap": 3})
+    swapped = tree()
+    swapped["sweep"][0] |= {"budget": 8, "topk_cap": 3}
+    swapped["sweep"].append({**swapped["sweep"][0], "budget": 6, "topk_cap": 4})
+    both = cell_keys(build(config, root)) & cell_keys(build(swapped, root))
+    assert len(both) == 4
+    assert all(cell.server.method != "DDTREE" for cell in build(config, root).cells if cell.key in both)
+
+
+def test_equal_configurations_written_differently_have_one_key(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["topk_cap"] = ["budget", 64]
+    reordered = json.loads(json.dumps(config, sort_keys=True))
+    assert cell_keys(build(reordered, root)) == cell_keys(build(tree(), root))
+
+
+def test_one_run_holds_all_cells_of_a_server_and_repeat(root: Path) -> None:
+    config = tree()
+    config["workloads"]["second"] = {**config["workloads"]["short"], "blocks": [3]}
+    config["sweep"][0]["workload"] = ["short", "second"]
+    built = build(config, root)
+    assert len(built.runs) == 4 * 2
+    assert all(len(run.cells) == 2 for run in built.runs)
+    assert len({run.name for run in built.runs}) == len(built.runs)
+    assert len({cell.view for cell in built.cells}) == len(built.cells) == 16
+
+
+def test_repeats_follow_each_other_in_an_order_drawn_for_each(root: Path) -> None:
+    config = tree()
+    config |= {"repeats": 6}
+    config["sweep"][0]["budget"] = [1, 2, 3, 4, 5, 6, 7, 8]
+    runs = build(config, root).runs
+    assert [run.repeat for run in runs] == sorted(run.repeat for run in runs)
+    assert [run.priority for run in runs] == sorted((run.priority for run in runs), reverse=True)
+    orders = {tuple(run.server.name for run in runs if run.repeat == repeat) for repeat in range(1, 7)}
+    assert len(orders) == 6
+
+
+def test_a_server_more_does_not_change_the_order_of_the_others(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["budget"] = [4, 8, 16]
+    longer = [(run.repeat, run.server.name) for run in build(config, root).runs if "b16" not in run.server.name]
+    assert longer == [(run.repeat, run.server.name) for run in build(tree(), root).runs]
+
+
+def test_the_seed_changes_the_order(root: Path) -> None:
+    config = tree()
+    config |= {"repeats": 5, "seed": 2}
+    other = tree() | {"repeats": 5}
+    assert [r.name for r in build(config, root).runs] != [r.name for r in build(other, root).runs]
+
+
+def test_servers_that_differ_in_flags_alone_have_names_of_their_own(root: Path) -> None:
+    config = tree()
+    config["sweep"].append({**config["sweep"][0], "flags": {"threads": "2"}})
+    built = build(config, root)
+    assert len({server.name for server in built.servers}) == len(built.servers) == 8
+
+
+def test_a_run_is_found_by_its_identity(root: Path) -> None:
+    built = build(tree(), root)
+    wanted = built.runs[3]
+    assert built.run(json.loads(keys.canonical(wanted.identity))) == wanted
+    with pytest.raises(KeyError, match="no run"):
+        built.run({"server": "x", "repeat": 1, "cells": []})
+
+
+def test_a_cells_view_carries_its_key(root: Path) -> None:
+    cell: Cell = build(tree(), root).cells[0]
+    assert cell.view == f"cells/local/toy-ar/short-c1-r1.{cell.key[:12]}.json"
+
+
+def test_canonical_json_refuses_what_json_does_not_have() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        keys.canonical({"x": float("nan")})
+    with pytest.raises(TypeError):
+        keys.canonical({"x": Path("a")})
+    assert keys.canonical({"b": 1, "a": [1.5, "é"]}) == '{"a":[1.5,"é"],"b":1}'

@@ -1,0 +1,150 @@
+"""Prompt files: what is refused, which prompts a cell takes, and that the shipped sets are disjoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddtree_bench.load import disjoint, prompts
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {name: ROOT / "config" / "prompts" / f"{name}.jsonl" for name in ("study", "heldout", "warmup")}
+TRAINING = ROOT / "envs" / "reference" / "training" / "training_prompts.txt"
+
+
+def written(path: Path, *records: Any) -> Path:
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records) + "\n", encoding="utf-8")
+    return path
+
+
+def record(name: str, text: str, block: Any = 1) -> dict[str, Any]:
+    return {"id": name, "block": block, "category": "code", "prompt": text}
+
+
+def listed(n: int, per_block: int = 4) -> tuple[prompts.Prompt, ...]:
+    return tuple(prompts.Prompt(f"p{i}", 1 + i // per_block, "code", f"text {i}") for i in range(n))
+
+
+def test_a_file_is_read_in_its_order(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.jsonl", record("b", "Wörter\u2028 and more"), "", record("a", "two", 2))
+    found = prompts.read(path)
+    assert [(p.id, p.block, p.text) for p in found] == [("b", 1, "Wörter\u2028 and more"), ("a", 2, "two")]
+    assert found[1].sha256 == "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["{"], "p.jsonl:1: not a line of JSON"),
+        (["[1]"], "p.jsonl:1: found list; a prompt has exactly the fields id, block, category, prompt"),
+        ([{"id": "a", "promt": "x"}], r"p.jsonl:1: found \['id', 'promt'\]"),
+        ([record("a", "x"), record("b", "")], "p.jsonl:2: prompt is ''; give a non-empty str"),
+        ([record("a", "x", "1")], "p.jsonl:1: block is '1'"),
+        ([record("a", "x", True)], "p.jsonl:1: block is True"),
+        ([record("a", "x"), record("a", "y")], r"the id 'a' occurs twice"),
+        ([record("a", "x"), record("b", "x")], r"the text 'x' occurs twice \(a, b\); drop one"),
+        ([record("a", "x", 2), record("b", "y", 1)], r"block 1 \(b\) follows block 2; sort by block"),
+        ([""], "holds no prompt"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where_and_why(tmp_path: Path, lines: list[Any], message: str) -> None:
+    with pytest.raises(prompts.PromptError, match=message):
+        prompts.read(written(tmp_path / "p.jsonl", *lines))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(prompts.PromptError, match=r"none.jsonl: No such file.*`prompts`"):
+        prompts.read(tmp_path / "none.jsonl")
+
+
+def test_fault_15_every_cell_starts_at_the_head_of_one_list() -> None:
+    all_ = listed(80)
+    assert prompts.select(all_, None, 12, 1) == all_[:12]
+    assert prompts.select(all_, None, 12, 8) == all_[:32]
+    assert prompts.select(all_, None, 12, 20) == all_
+
+
+def test_fault_15_fewer_prompts_than_four_a_slot_are_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        prompts.PromptError, match=r"concurrency: 32 .*needs 128 prompts, and there are 80; .*repeat_prompts"
+    ):
+        prompts.select(listed(80), None, 12, 32)
+    with pytest.raises(prompts.PromptError, match=r"n_min: 12 needs 12 prompts, and there are 8"):
+        prompts.select(listed(80), (1, 2), 12, 1)
+
+
+def test_fault_15_repeated_prompts_start_over() -> None:
+    all_ = listed(5)
+    assert prompts.select(all_, None, 1, 3, repeat_prompts=True) == (*all_, *all_, *all_[:2])
+
+
+def test_blocks_keep_the_order_of_the_list() -> None:
+    all_ = listed(80)
+    assert prompts.select(all_, (3, 1), 8, 1) == all_[:4] + all_[8:12]
+    with pytest.raises(prompts.PromptError, match=r"blocks: \[0, 21\] not in the prompt file; it has 1 to 20"):
+        prompts.select(all_, (0, 1, 21), 4, 1)
+    with pytest.raises(prompts.PromptError, match="blocks"):
+        prompts.select(all_, (21,), 4, 1, repeat_prompts=True)
+
+
+def test_the_digest_of_a_set_depends_on_texts_and_order_only() -> None:
+    a, b = prompts.Prompt("a", 1, "code", "x"), prompts.Prompt("b", 1, "code", "y")
+    renamed = prompts.Prompt("c", 9, "haiku", "x")
+    assert prompts.prompt_set_sha256([a, b]) == prompts.prompt_set_sha256([renamed, b])
+    assert prompts.prompt_set_sha256([a, b]) != prompts.prompt_set_sha256([b, a])
+    assert prompts.prompt_set_sha256([a]) != prompts.prompt_set_sha256([a, b])
+
+
+def test_reading_prompts_imports_nothing_heavy() -> None:
+    heavy = "{'pandas', 'numpy', 'requests', 'pyarrow'}"
+    code = f"import sys, ddtree_bench.load.prompts; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+# Disjointness
+
+
+def test_equal_texts_overlap_whatever_their_case_and_signs() -> None:
+    found = disjoint.overlaps(["What is 2 + 2?"], ["what is 2+2"])
+    assert [(one.left, one.right) for one in found] == [("What is 2 + 2?", "what is 2+2")]
+
+
+def test_eight_shared_words_overlap_and_seven_do_not() -> None:
+    text = "one two three four five six seven eight nine"
+    assert disjoint.overlaps([text], ["Zero, two three four five six seven EIGHT nine!"])[0].shared.split()[0] == "two"
+    assert disjoint.overlaps([text], ["zero three four five six seven eight nine ten"]) == []
+
+
+def test_a_short_text_inside_a_longer_one_does_not_overlap() -> None:
+    assert disjoint.overlaps(["Explain tides"], ["Explain tides to a child"]) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_shipped_prompts_are_disjoint_from_the_drafters_training_data(name: str) -> None:
+    training = disjoint.read_lines(TRAINING)
+    assert len(training) >= 1000
+    assert disjoint.overlaps([p.text for p in prompts.read(FILES[name])], training) == []
+
+
+@pytest.mark.parametrize(("left", "right"), [("warmup", "heldout"), ("warmup", "study"), ("heldout", "study")])
+def test_shipped_files_are_disjoint_from_each_other(left: str, right: str) -> None:
+    texts, others = ([p.text for p in prompts.read(FILES[name])] for name in (left, right))
+    assert disjoint.overlaps(texts, others) == []
+
+
+def test_heldout_prompts_come_in_blocks_of_one_prompt_a_category() -> None:
+    found = prompts.read(FILES["heldout"])
+    blocks = [[p.category for p in found if p.block == block] for block in range(1, 21)]
+    assert blocks == [["code", "explain", "arithmetic", "haiku"]] * 20
+    assert len(found) == 80
+
+
+def test_the_study_has_its_two_sets_of_tasks() -> None:
+    by_block = {b: [p.id for p in prompts.read(FILES["study"]) if p.block == b] for b in (1, 2)}
+    assert by_block[1] == ["quicksort", "relativity", "arithmetic", "haiku", "json-parser"]
+    assert by_block[2] == ["fibonacci", "quicksort-3-sentences", "two-plus-two"]

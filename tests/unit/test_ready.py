@@ -1,0 +1,142 @@
+"""Readiness: the server that was started, alive, and one real answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ddtree_bench.plan import ModelRef, Server
+from ddtree_bench.servers import api
+from ddtree_bench.servers.ready import Ready, ServerFailed, WrongServer, wait_until_ready, wanted_identity
+from ddtree_bench.targets.launcher import Launch, TargetError
+from ddtree_bench.targets.local import LocalLauncher
+
+TINY = Path(__file__).with_name("tiny_server.py")
+MODEL, DRAFTER = ModelRef("toy", "1"), ModelRef("toy-dflash", "1")
+TREE = Server("tree", "local", "reference", "e" * 64, MODEL, DRAFTER, "DDTREE", 16, 8, 8)
+AR = Server("ar", "local", "reference", "e" * 64, MODEL, None, "AR")
+
+Wait = Callable[..., Ready]
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
+    launcher = LocalLauncher(tmp_path / "leases", "test")
+    with launcher.acquire("test", 0, print):
+        yield launcher
+        launcher.stop()
+
+
+@pytest.fixture
+def wait(launcher: LocalLauncher, tmp_path: Path) -> Wait:
+    """Start the tiny server with the arguments given and wait until it is ready as `server`."""
+
+    def start_and_wait(server: Server, *arguments: str, timeout_s: float = 20, said: list[str] | None = None) -> Ready:
+        port = launcher.free_port()
+        argv = (sys.executable, str(TINY), "--port", str(port), *arguments)
+        launcher.start(Launch("tiny", argv, port, tmp_path / "server.log", stop_grace_s=1))
+        return wait_until_ready(
+            launcher.base_url(),
+            server,
+            "s1",
+            state=launcher.state,
+            log_tail=launcher.log_tail,
+            timeout_s=timeout_s,
+            progress=(said if said is not None else []).append,
+        )
+
+    return start_and_wait
+
+
+def info(server: Server, **other: Any) -> tuple[str, str]:
+    return "--info", json.dumps({**wanted_identity(server, "s1"), **other})
+
+
+def test_ready(wait: Wait) -> None:
+    said: list[str] = []
+    ready = wait(TREE, *info(TREE, version="x"), "--load-s", "0.5", said=said)
+    assert ready.server_info["version"] == "x" and ready.seconds >= 0.5
+    assert said and "ready after" in said[-1]
+
+
+def test_what_a_server_must_show() -> None:
+    assert wanted_identity(AR, "s1")["speculative_num_draft_tokens"] is None
+    assert wanted_identity(TREE, "s1") == {
+        "start_id": "s1",
+        "served_model_name": "toy",
+        "speculative_algorithm": "DDTREE",
+        "speculative_ddtree_budget": 16,
+        "speculative_ddtree_topk_cap": 8,
+        "speculative_dflash_block_size": 8,
+        "speculative_num_draft_tokens": 17,
+        "max_running_requests": 1,
+    }
+
+
+def test_each_difference_is_named(wait: Wait) -> None:
+    with pytest.raises(WrongServer) as refused:
+        wait(TREE, *info(TREE, start_id="another", speculative_num_draft_tokens=8))
+    message = str(refused.value)
+    assert "start_id: wanted 's1', seen 'another'" in message
+    assert "speculative_num_draft_tokens: wanted 17, seen 8" in message
+    assert "budget: wanted" not in message
+
+
+def test_an_unwanted_speculation_is_a_difference(wait: Wait) -> None:
+    with pytest.raises(WrongServer, match="speculative_algorithm: wanted None, seen 'DFLASH'"):
+        wait(AR, *info(AR, speculative_algorithm="DFLASH"))
+
+
+def test_a_dead_server_ends_the_wait_at_once_with_its_log(wait: Wait) -> None:
+    with pytest.raises(ServerFailed) as failed:
+        wait(AR, "--exit", "3", timeout_s=300)
+    assert "exit status 3" in failed.value.reason
+    assert failed.value.log_tail.splitlines()[-1] == "out of memory while capturing graphs"
+
+
+def test_a_slow_server_runs_into_its_limit(wait: Wait) -> None:
+    with pytest.raises(ServerFailed, match=r"not ready within 1 s.*start limit") as failed:
+        wait(AR, *info(AR), "--load-s", "60", timeout_s=1)
+    assert failed.value.log_tail == "loading weights"
+
+
+def test_progress_shows_the_last_line_of_the_log(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddtree_bench.servers.ready.PROGRESS_EVERY_S", 0.2)
+    said: list[str] = []
+    wait(AR, *info(AR), "--load-s", "1", said=said)
+    assert "of at most 20 s: loading weights" in said[0]
+
+
+def test_an_answer_without_tokens_is_no_answer(wait: Wait) -> None:
+    with pytest.raises(ServerFailed, match="first completion with no token"):
+        wait(AR, *info(AR), "--tokens", "0")
+
+
+def test_a_server_that_others_end_is_not_at_fault(wait: Wait, launcher: LocalLauncher) -> None:
+    wait(AR, *info(AR))
+    launcher.stop()
+    with pytest.raises(TargetError, match="requested"):
+        wait_until_ready(
+            launcher.base_url(), AR, "s1", state=launcher.state, log_tail=launcher.log_tail, timeout_s=9, progress=print
+        )
+
+
+def test_calls(wait: Wait, launcher: LocalLauncher) -> None:
+    wait(AR, *info(AR, counters={"requests_total": 3}))
+    url = launcher.base_url()
+    assert api.health(url) and api.counters(url) == {"requests_total": 3}
+    api.flush_cache(url)
+    launcher.stop()
+    assert not api.health(url)
+    with pytest.raises(api.ApiError, match=r"POST .*/flush_cache"):
+        api.flush_cache(url)
+
+
+def test_counters_that_are_missing_are_an_error(wait: Wait, launcher: LocalLauncher) -> None:
+    wait(AR, *info(AR))
+    with pytest.raises(api.ApiError, match="no counters"):
+        api.counters(launcher.base_url())

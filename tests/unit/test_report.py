@@ -1,0 +1,162 @@
+"""The report: one file, nothing from outside, nothing left out, everything escaped."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from ddtree_bench import tables
+from ddtree_bench.figures import FIGURES
+from ddtree_bench.report import ReportContext, write_report
+from ddtree_bench.report.content import ranged
+from store_factory import DEMO, Simulation, make_results
+
+EVIL = 'died: <script>alert("x")</script> & more'
+CONTEXT = ReportContext(
+    description="A <b>test</b>",
+    config_files=("config/config.yaml",),
+    git_commit="0123456789ab",
+    commands={
+        "everything": "snakemake --cores 2",
+        "figures/speedup": "snakemake results/figures/speedup.pdf",
+        "tables/speedup": "snakemake results/tables/speedup.csv",
+    },
+    missing=("cells/local/ddtree-b32-k8/chat-c1-r1.json",),
+    versions={"torch": "2.13.0"},
+)
+
+
+class Page(HTMLParser):
+    """What a browser would fetch, the tags, and whether every tag is closed."""
+
+    VOID = ("meta", "img", "br", "link")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = dict(attrs)
+        self.sources += [str(values[name]) for name in ("src", "srcset", "data", "poster") if name in values]
+        self.links += [str(values["href"])] if "href" in values else []
+        self.ids += [str(values["id"])] if "id" in values else []
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+Made = tuple[dict[str, pd.DataFrame], dict[str, Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("results")
+    simulation = Simulation(n_prompts=4, max_tokens=24, failing={("ddtree-b16-k8", r): EVIL for r in (1, 2, 3)})
+    results = make_results(folder, simulation)
+    frames = tables.build_tables(results.views, results.store)
+    for name, figure in FIGURES.items():
+        figure.draw(frames, folder / "figures" / name)
+    return frames, {name: folder / "figures" / name for name in FIGURES}
+
+
+@pytest.fixture(scope="module")
+def text(made: Made, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_report(*made, CONTEXT, tmp_path_factory.mktemp("report") / "report.html").read_text()
+
+
+def test_the_page_is_self_contained(text: str) -> None:
+    page = Page(text)
+    assert page.open == [] and "script" not in page.tags and "link" not in page.tags and "iframe" not in page.tags
+    assert len(page.sources) == len(FIGURES)
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert not [link for link in page.links if "://" in link or link.startswith("/")]
+
+
+def test_links_inside_the_page_have_their_target(text: str) -> None:
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert {f"tables/{name}.csv" for name in tables.TABLES} <= set(page.links)
+
+
+def test_everything_is_escaped(text: str) -> None:
+    assert "<script" not in text and "<b>test</b>" not in text
+    assert "died: &lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt; &amp; more" in text
+    assert "FATAL: died: &lt;script&gt;" in text
+
+
+def test_the_answer_holds_every_configuration_with_its_interval(text: str, made: Made) -> None:
+    answer = text[text.index('id="answer"') : text.index('id="figures"')]
+    for name in ("AR", "DFlash block 8", "DDTree B=4 K=4", "DDTree B=8 K=8", "DDTree B=16 K=8"):
+        assert f'<th scope="row">{name}</th>' in answer
+    row = made[0]["speedup"].query("server == 'ddtree-b8-k8' and baseline == 'AR'").iloc[0]
+    assert ranged(row["speedup"], row["speedup_low"], row["speedup_high"], "×") in answer
+    assert "<td>no run</td>" in answer and "0 (3 failed)" in answer
+
+
+def test_captions_commands_missing_cells_and_provenance_are_there(text: str) -> None:
+    for figure in FIGURES.values():
+        assert figure.caption[:60] in text
+    for wanted in (
+        "snakemake --cores 2",
+        "snakemake results/figures/speedup.pdf",
+        "ddtree-b32-k8/chat-c1-r1.json",
+        "torch 2.13.0",
+        "0123456789ab",
+        "3f9c2ab4d1e0",
+        "12fd25f",
+        "mixed",
+        "Xeon 8480",
+        "n = 3 runs",
+    ):
+        assert wanted in text, wanted
+
+
+def test_a_figure_and_a_table_of_one_name_keep_their_own_commands(text: str) -> None:
+    figure = text[text.index('<figure id="speedup">') : text.index('<figure id="acceptance">')]
+    assert "results/figures/speedup.pdf" in figure and "results/tables/speedup.csv" not in figure
+    table = text[text.index('id="tables"') : text.index('id="failed"')]
+    assert "results/tables/speedup.csv" in table and "results/figures/speedup.pdf" not in table
+
+
+def test_the_same_input_gives_the_same_page(text: str, made: Made, tmp_path: Path) -> None:
+    assert write_report(*made, CONTEXT, tmp_path / "again.html").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "simulation",
+    [
+        Simulation(n_prompts=2, max_tokens=8, repeats=1),
+        Simulation(n_prompts=2, max_tokens=8, repeats=1, servers=DEMO[2:]),
+        Simulation(n_prompts=2, max_tokens=8, repeats=1, failing={(server.name, 1): "x" for server in DEMO}),
+    ],
+)
+def test_a_page_is_made_of_whatever_there_is(simulation: Simulation, tmp_path: Path) -> None:
+    results = make_results(tmp_path, replace(simulation))
+    frames = tables.build_tables(results.views, results.store)
+    page = Page(write_report(frames, {}, ReportContext(), tmp_path / "report.html").read_text())
+    assert page.open == [] and "missing" not in page.ids
+
+
+def test_an_empty_store_gives_a_page_that_says_so(tmp_path: Path) -> None:
+    empty = tables.build_tables([], tmp_path)
+    path = write_report(empty, {}, ReportContext(missing=("one cell",)), tmp_path / "report.html")
+    assert "none measured yet" in path.read_text()
+
+
+def test_a_figure_that_was_not_drawn_is_an_error(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"speedup\.svg"):
+        write_report(made[0], {"speedup": tmp_path / "speedup"}, CONTEXT, tmp_path / "report.html")

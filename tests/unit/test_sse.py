@@ -1,0 +1,132 @@
+"""The splitter of event streams and what single events say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from ddtree_bench.load import sse
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import event
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def data(stream: bytes) -> list[bytes]:
+    return [one.data for one in sse.split([(0.0, stream)])]
+
+
+def said(payload: Any, name: str = "") -> sse.Event:
+    return sse.classify(
+        sse.RawEvent(1.0, name, payload if isinstance(payload, bytes) else json.dumps(payload).encode())
+    )
+
+
+@given(
+    texts=st.lists(TEXTS, min_size=1, max_size=6),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+)
+def test_a_stream_split_anywhere_gives_the_same_events(texts: list[str], end: str, cuts: list[int]) -> None:
+    """Cuts fall inside lines, line ends and UTF-8 sequences alike."""
+    payloads = [json.dumps({"t": text}, ensure_ascii=False) for text in texts]
+    stream = "".join(f": ping{end}event: message{end}data: {p}{end}id: 7{end}{end}" for p in payloads).encode()
+    edges = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
+    pieces = [(float(a), stream[a:b]) for a, b in itertools.pairwise(edges)]
+    events = sse.split(pieces)
+    assert [json.loads(one.data)["t"] for one in events] == texts
+    assert {one.name for one in events} == {"message"}
+
+
+def test_single_bytes_are_pieces_too() -> None:
+    stream = 'data: {"t": "naïve 🌳"}\r\n\r\ndata: [DONE]\r\n\r\n'.encode()
+    events = sse.split([(float(i), stream[i : i + 1]) for i in range(len(stream))])
+    assert [one.data.decode() for one in events] == ['{"t": "naïve 🌳"}', "[DONE]"]
+
+
+def test_an_event_is_stamped_when_its_data_was_complete() -> None:
+    pieces = [(1.0, b"data: a"), (2.0, b"b\n"), (3.0, b"\ndata: c\n\n")]
+    assert [(one.time, one.data) for one in sse.split(pieces)] == [(2.0, b"ab"), (3.0, b"c")]
+
+
+def test_data_of_several_lines_is_joined_and_one_blank_is_taken_off() -> None:
+    assert data(b"data:a\ndata:  b\ndata\n\n") == [b"a\n b\n"]
+
+
+def test_comments_and_events_without_data_are_nothing() -> None:
+    assert data(b"\xef\xbb\xbf: ping\n\n\nevent: x\n\nretry: 5\n\ndata: 1\n\n") == [b"1"]
+
+
+def test_an_event_whose_blank_line_never_came_counts_if_its_line_was_complete() -> None:
+    assert data(b"data: 1\n\ndata: [DONE]\n") == [b"1", b"[DONE]"]
+    assert data(b'data: 1\n\ndata: {"half') == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind", "text"),
+    [
+        ({"choices": [{"delta": {"content": "a"}}]}, "token", "a"),
+        ({"choices": [{"delta": {"reasoning_content": "r"}}]}, "token", "r"),
+        ({"choices": [{"delta": {"reasoning": "r"}}]}, "token", "r"),
+        ({"choices": [{"delta": {"reasoning": "r", "reasoning_content": "r"}}]}, "token", "r"),
+        ({"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}]}, "token", "f{}"),
+        ({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}, "token", ""),
+        ({"choices": [{"text": "t", "finish_reason": None}]}, "token", "t"),
+        ({"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}, "token", "a"),
+        ({"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 3}}, "token", "a"),
+        ({"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}, "finish", ""),
+        ({"choices": [{"text": "", "finish_reason": "length"}]}, "finish", ""),
+        ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, "role", ""),
+        ({"choices": [], "usage": {"completion_tokens": 3}}, "usage", ""),
+        ({"choices": [{"delta": {"content": None}}], "usage": None}, "other", ""),
+        ({"choices": [{"delta": None}]}, "other", ""),
+        ({"choices": []}, "other", ""),
+        (b"[DONE]", "done", ""),
+        (b"[1, 2]", "other", ""),
+        (b"no json", "other", ""),
+    ],
+)
+def test_the_kind_of_an_event(payload: Any, kind: str, text: str) -> None:
+    event_ = said(payload)
+    assert (event_.kind, event_.text, event_.time) == (kind, text, 1.0)
+
+
+def test_counts_finish_reason_and_details_are_taken_from_any_event() -> None:
+    spec = {"spec_verify_ct": 2}
+    payload = {
+        "choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 3},
+        "sglext": {"spec_tokens_details": spec},
+    }
+    event_ = said(payload)
+    assert (event_.tokens, event_.finish_reason, event_.spec) == (3, "stop", spec)
+
+
+@pytest.mark.parametrize("count", [None, "3", 3.0, True])
+def test_a_count_that_is_no_integer_is_unknown(count: Any) -> None:
+    assert said({"choices": [], "usage": {"completion_tokens": count, "x": 1}}).tokens is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "name"),
+    [
+        ({"error": {"message": "out of memory", "code": 500}}, ""),
+        ({"error": "out of memory"}, ""),
+        ({"object": "error", "message": "out of memory"}, ""),
+        ({"message": "out of memory"}, "error"),
+    ],
+)
+def test_an_error_object_in_any_of_its_forms(payload: Any, name: str) -> None:
+    event_ = said(payload, name)
+    assert (event_.kind, event_.error) == ("error", "out of memory")
+
+
+def test_an_empty_error_field_is_no_error() -> None:
+    assert said({"error": None, "choices": [{"delta": {"content": "a"}}]}).kind == "token"
+
+
+def test_the_event_helper_and_the_splitter_agree() -> None:
+    assert data(event({"a": 1}) + event(b"[DONE]")) == [b'{"a": 1}', b"[DONE]"]

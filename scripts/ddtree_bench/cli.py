@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(function=_run_project_command, command=name)
     _add_serve(commands)
     generate = commands.add_parser(
-        "generate", help="write the files made from the configuration's models: schema, default file, reference table"
+        "generate", help="write the files made from code: schema, default configuration, reference pages"
     )
     generate.add_argument("--check", action="store_true", help="only say whether they are up to date")
     generate.set_defaults(function=_generate)

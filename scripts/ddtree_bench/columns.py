@@ -230,7 +230,7 @@ def document() -> str:
     parts = [
         "# Tables",
         "",
-        "Made by `python -m ddtree_bench.columns`; do not edit.",
+        "Made by `python -m ddtree_bench generate`; do not edit.",
         "",
         'CSV, UTF-8, one unit a column, empty for "not available". Intervals are two-sided 95 % t-intervals over runs',
         "(fresh server starts), on the log scale for ratios; there is none below 3 runs.",
@@ -239,7 +239,3 @@ def document() -> str:
         parts += ["", f"## {table}", "", ABOUT[table], "", "| column | type | unit | meaning |", "|---|---|---|---|"]
         parts += [f"| `{name}` | {c.kind} | {c.unit} | {c.meaning} |" for name, c in known.items()]
     return "\n".join(parts) + "\n"
-
-
-if __name__ == "__main__":
-    print(document(), end="")

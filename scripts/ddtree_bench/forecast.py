@@ -18,8 +18,10 @@ from ddtree_bench.project import Project
 from ddtree_bench.records.store import Store, read_attempt
 from ddtree_bench.status import CellStatus, cell_statuses
 
+TABLE_WIDTH = 160
+
 ASSUMED_RUN_SD = 0.03
-"""Relative standard deviation between runs, where nothing is known: what facts about servers suggest."""
+"""Relative standard deviation between runs that the detectable effects are given for."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ def forecast(project: Project) -> str:
 
 
 def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
-    table = Table("target", "server", "verify width", "workloads", "loads", "repeats", "cells", "cached", "failed")
+    table = Table()
+    for head in ("target", "server", "verify width", "workloads", "loads", "repeats", "cells", "cached", "failed"):
+        table.add_column(head, no_wrap=head in ("target", "server"))
     for server in project.plan.servers:
         own = [status for status in statuses if status.cell.server == server]
         table.add_row(
@@ -96,7 +100,7 @@ def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
             str(sum(s.state == "failed" for s in own)),
         )
     text = StringIO()
-    Console(file=text, width=140).print(table)
+    Console(file=text, width=TABLE_WIDTH).print(table)
     return text.getvalue().rstrip()
 
 

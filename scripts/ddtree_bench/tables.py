@@ -65,7 +65,9 @@ def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]
     paths = []
     for name, frame in tables.items():
         path = folder / f"{name}.csv"
-        frame.to_csv(path, index=False, lineterminator="\n")
+        partial = path.with_suffix(".csv.partial")
+        frame.to_csv(partial, index=False, lineterminator="\n")
+        partial.replace(path)
         paths.append(path)
     return paths
 

@@ -1,4 +1,4 @@
-"""The files made from the configuration's models: JSON schema, commented default file, reference table."""
+"""The files made from code: the configuration's schema, default file and reference page, the tables' page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from ddtree_bench import columns
 from ddtree_bench.config import models
 from ddtree_bench.config.demo import DEMO
 from ddtree_bench.config.load import section_type
@@ -18,6 +19,7 @@ from ddtree_bench.config.load import section_type
 SCHEMA_FILE = "config/schemas/config.schema.json"
 DEFAULT_FILE = "config/config.yaml"
 REFERENCE_FILE = "docs/configuration.md"
+TABLES_FILE = "docs/tables.md"
 WIDTH = 116
 
 DEFAULT_HEAD = """\
@@ -52,6 +54,7 @@ def generated_files(root: Path) -> dict[Path, str]:
         root / SCHEMA_FILE: schema_json(),
         root / DEFAULT_FILE: default_yaml(),
         root / REFERENCE_FILE: reference_page(),
+        root / TABLES_FILE: columns.document(),
     }
 
 

@@ -111,13 +111,19 @@ def _pip(arguments: Sequence[str], what: str, report: Report) -> None:
     if arguments[0] == "download":
         argv += ["--progress-bar", "off"]
     env = {**os.environ, "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH}
-    result = commands.run(argv, timeout_s=PIP_TIMEOUT_S, report=report, env=env)
+    result = commands.run(argv, timeout_s=PIP_TIMEOUT_S, report=lambda line: _show_progress(line, report), env=env)
     if result.exit_code != 0:
         said = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or [result.stderr.strip()]
         raise EnvironmentFailed(
             f"{what}: pip {arguments[0]} failed: {' '.join(said[-3:])}\n"
             "Connect to the package index, or put the missing wheels into a folder and set PIP_FIND_LINKS to it"
         )
+
+
+def _show_progress(line: str, report: Report) -> None:
+    """Report what of pip's talk takes time or went wrong."""
+    if line.lstrip().startswith(("Downloading", "Building wheel", "ERROR", "WARNING: Retrying")):
+        report(line.strip())
 
 
 def _replace(source: Path, destination: Path) -> None:

@@ -74,11 +74,12 @@ def deploy(
 def _on_target(
     launcher: Launcher, python: str, request: dict[str, Any], timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any] | None:
+    installing = request["action"] == "install"
     result = launcher.run_command(
         [python, "-", json.dumps(request)],
         timeout_s=timeout_s,
         stdin=Path(installer.__file__).read_text(),
-        report=report if request["action"] == "install" else None,
+        report=(lambda line: report(line) if line and not line.startswith("{") else None) if installing else None,
     )
     if result.exit_code != 0:
         raise EnvironmentFailed(f"{request['folder']}: {request['action']} failed: {result.stderr.strip()}")

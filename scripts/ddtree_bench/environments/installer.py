@@ -62,7 +62,8 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
             for wheel in request["wheels"]
         )
     )
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-index", "--no-deps"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    pip += ["--no-index", "--no-deps"]
     # Modules are compiled when they are first imported, below: a third of the time, for the tenth that is used.
     run([*pip, "--require-hashes", "--no-compile", "--requirement", str(requirements)], "installing the wheels")
     run([python, "-c", f"import {', '.join(request['imports'])}"], f"importing {', '.join(request['imports'])}")

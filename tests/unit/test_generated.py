@@ -1,0 +1,37 @@
+"""Files that are made from the code are in step with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from ddtree_bench.config import ConfigError, read_files, validate
+from ddtree_bench.config.demo import DEMO
+from ddtree_bench.config.generate import default_yaml, generated_files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["config/schemas/config.schema.json", "docs/configuration.md", "docs/tables.md"])
+def test_generated_files_are_in_step(name: str) -> None:
+    assert (ROOT / name).read_text() == generated_files(ROOT)[ROOT / name], "run: python -m ddtree_bench generate"
+
+
+def test_the_commented_default_file_says_what_the_demo_is() -> None:
+    assert yaml.safe_load(default_yaml()) == DEMO
+
+
+def test_the_shipped_configuration_is_the_demo() -> None:
+    config, points = validate(read_files([ROOT / "config" / "config.yaml"]), ROOT)
+    assert config.repeats >= 1
+    assert {point.method for point in points} == {"AR", "DFLASH", "DDTREE"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_that_is_shipped_is_valid(path: Path) -> None:
+    try:
+        _, points = validate(read_files([ROOT / "config" / "config.yaml", path]), ROOT)
+    except ConfigError as error:
+        pytest.fail(str(error))
+    assert points

@@ -17,6 +17,10 @@ rule make_tables:
     conda:
         "../envs/workflow.yaml"
     threads: 1
+    params:
+        comparisons=keys.canonical(
+            [comparison.model_dump() for comparison in PROJECT.config.comparisons]
+        ),
     message:
         "Making the tables"
     script:

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from ddtree_bench.project import Places
+from ddtree_bench.project import open_project
+from ddtree_bench.reporting import make_tables
 from ddtree_bench.rule_log import reporting
-from ddtree_bench.tables import build_tables, write_tables
+from ddtree_bench.tables import write_tables
 
 with reporting(snakemake.log[0]) as report:
-    folder = Path(snakemake.output[0]).parent
-    views = [Path(path) for path in snakemake.input]
-    for path in write_tables(build_tables(views, Places.below(folder.parent).store), folder):
+    project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
+    tables = make_tables(project, [Path(path) for path in snakemake.input])
+    for path in write_tables(tables, Path(snakemake.output[0]).parent):
         report(f"written: {path}")

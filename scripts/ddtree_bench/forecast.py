@@ -108,7 +108,8 @@ def _power(project: Project) -> str:
     repeats = project.config.repeats
     if repeats < 2:
         return "1 repeat: no interval can be given; 3 give one, a claim needs 5"
-    comparisons = max(1, sum(server.method != "AR" for server in project.plan.servers))
+    named = len(project.config.comparisons)
+    comparisons = max(1, named or sum(server.method != "AR" for server in project.plan.servers))
     one = stats.least_detectable_effect(ASSUMED_RUN_SD, repeats)
     every = stats.least_detectable_effect(ASSUMED_RUN_SD, repeats, comparisons)
     return (

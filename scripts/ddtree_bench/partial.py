@@ -12,9 +12,9 @@ from ddtree_bench.project import Project
 from ddtree_bench.records.files import write_json
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import cell_view, warmup_view
-from ddtree_bench.reporting import make_report
+from ddtree_bench.reporting import make_report, make_tables
 from ddtree_bench.status import cell_statuses
-from ddtree_bench.tables import build_tables, write_tables
+from ddtree_bench.tables import write_tables
 
 
 def partial(project: Project, report: Callable[[str], None]) -> str:
@@ -23,7 +23,7 @@ def partial(project: Project, report: Callable[[str], None]) -> str:
     statuses = cell_statuses(project)
     present = {status.cell: status.attempt for status in statuses if status.attempt is not None}
     missing = [status.cell.view for status in statuses if status.attempt is None]
-    tables = build_tables(_write_views(project, present), project.places.store)
+    tables = make_tables(project, _write_views(project, present))
     write_tables(tables, folder / "tables")
     for name, figure in FIGURES.items():
         report(f"drawing {name}")

@@ -1,4 +1,4 @@
-"""The report of a project: what of it the page tells beside tables and figures."""
+"""The tables and the report of a project: what of its configuration goes into them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from ddtree_bench.comparisons import Named
 from ddtree_bench.figures import FIGURES
 from ddtree_bench.project import Project
 from ddtree_bench.report import ReportContext, write_report
-from ddtree_bench.tables import TABLES
+from ddtree_bench.tables import TABLES, build_tables
 
 SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
+
+
+def make_tables(project: Project, views: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """Return the tables of the views, with the comparisons that the configuration names beforehand."""
+    named = [Named(c.method, c.baseline, c.budget, c.topk_cap) for c in project.config.comparisons]
+    return build_tables(views, project.places.store, named)
 
 
 def make_report(

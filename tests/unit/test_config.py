@@ -184,6 +184,17 @@ def test_a_baseline_with_other_parallelism_does_not_count(root: Path) -> None:
     assert "(TP8, EP1), short at concurrency 1 has no AR baseline" in only_problem(config, root)
 
 
+def test_a_comparison_named_beforehand_must_be_planned(root: Path) -> None:
+    config = tree()
+    config["comparisons"] = [{"method": "DDTREE", "budget": 8, "baseline": "AR"}]
+    validate(config, root)
+    config["comparisons"].append({"method": "DDTREE", "budget": 16, "baseline": "DFLASH"})
+    assert only_problem(config, root) == (
+        "comparisons[1]: method DDTREE budget 16 against DFLASH is not in the sweep; "
+        "add both to the sweep, or take the comparison out (`comparisons: []` in an overlay)"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

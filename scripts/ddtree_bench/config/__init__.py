@@ -31,6 +31,7 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
     problems += checks.check_concurrency(points)
     problems += checks.check_graph_memory(config, points)
     problems += checks.check_baselines(config, points)
+    problems += checks.check_comparisons(config, points)
     problems += checks.check_engine_limits(config, points)
     problems += checks.check_prompts(config, points, root)
     if problems:

@@ -138,6 +138,22 @@ def check_baselines(config: Config, points: Sequence[Coordinates]) -> list[str]:
     return problems
 
 
+def check_comparisons(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """What is named beforehand must be planned, or nothing could ever come of it."""
+    problems = []
+    for index, comparison in enumerate(config.comparisons):
+        wanted = {key: getattr(comparison, key) for key in ("method", "budget", "topk_cap")}
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        planned = any(all(getattr(point, key) == value for key, value in wanted.items()) for point in points)
+        if not planned or not any(point.method == comparison.baseline for point in points):
+            named = " ".join(f"{key} {value}" for key, value in wanted.items())
+            problems.append(
+                f"comparisons[{index}]: {named} against {comparison.baseline} is not in the sweep; "
+                "add both to the sweep, or take the comparison out (`comparisons: []` in an overlay)"
+            )
+    return problems
+
+
 def check_engine_limits(config: Config, points: Sequence[Coordinates]) -> list[str]:
     """The embedded engine decodes greedily, one request at a time, in one process."""
     problems: dict[str, None] = {}

@@ -35,4 +35,8 @@ DEMO: dict[str, Any] = {
             "max_running_requests": 1,
         },
     ],
+    "comparisons": [
+        {"method": "DDTREE", "budget": 8, "baseline": "AR"},
+        {"method": "DDTREE", "budget": 8, "baseline": "DFLASH"},
+    ],
 }

@@ -45,6 +45,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "warmup": models.WarmUp,
     "sweep[]": models.SweepBlock,
     "sweep[].include[], sweep[].exclude[]": models.Point,
+    "comparisons[]": models.Comparison,
 }
 
 

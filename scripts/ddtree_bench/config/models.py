@@ -175,6 +175,19 @@ class SweepBlock(Section):
     """Points to leave out: those that agree in every key given."""
 
 
+class Comparison(Section):
+    """A comparison that is named before it is measured; all others are exploratory."""
+
+    method: Literal["DFLASH", "DDTREE"]
+    """The method that is claimed to be better."""
+    baseline: Literal["AR", "DFLASH"]
+    """What it is compared with."""
+    budget: Annotated[int, Field(ge=1)] | None = None
+    """Its budget; without one every budget of the sweep is named."""
+    topk_cap: Annotated[int, Field(ge=1)] | None = None
+    """Its effective cap; without one every cap of the sweep is named."""
+
+
 class WarmUp(Section):
     """What every server answers between its start and its first measured request."""
 
@@ -199,6 +212,8 @@ class Config(Section):
     """Measure failed cells again."""
     allow_missing_baseline: bool = False
     """Plan DFLASH or DDTREE without AR beside it; such cells get no speed-up."""
+    comparisons: list[Comparison] = []
+    """Comparisons named before measuring: Holm's correction runs over these, and only they can be claims."""
     targets: Annotated[dict[Name, Target], Field(min_length=1)]
     """The targets by name. One that no sweep block names is not touched."""
     models: Annotated[dict[Name, Model], Field(min_length=1)]

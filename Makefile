@@ -1,10 +1,9 @@
 # Two commands: `make demo` runs the main job on this machine, `make test` proves the project.
-# Needs Python 3.11 to 3.13 with venv. PYTHON=... and TORCH=... choose others, see README.md.
+# Needs Python 3.11 to 3.13 with venv. PYTHON=... names one; which build of torch is taken: README.md.
 
 SUITABLE = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c "$(SUITABLE)" 2>/dev/null && echo $$python && break; done)
-TORCH ?= -r envs/reference/torch.in
 VENV := .venv
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake
@@ -21,7 +20,7 @@ $(VENV)/.installed: requirements.lock envs/reference/torch.in pyproject.toml env
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r envs/reference/torch.in
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e envs/reference
 	@touch $@
 

@@ -1,8 +1,22 @@
 """Measure: one rule a run, which starts one server afresh and measures the cells that the store lacks.
 
-Input: the deployment and the record of the target. Output: the views of the run's cells and its warm-up record.
+Input: the deployment and the record of the target, whose time moves only when a host key changes. Output: the views of
+the run's cells and its warm-up record.
 Order: the runs' priorities; one run at a time on a target: the host resource here, the lease on the target itself.
 """
+
+RETRY = f"{RESULTS}/retry/{INVOCATION}"
+
+
+rule request_retry:
+    """Make the runs with failed cells look again, in this pass alone (--config retry_failed=true)."""
+    output:
+        temp(touch(RETRY)),
+    log:
+        f"{RESULTS}/logs/request_retry.log",
+    conda:
+        "../envs/workflow.yaml"
+
 
 for run in PLAN.runs:
 
@@ -11,7 +25,8 @@ for run in PLAN.runs:
             run.name
         input:
             receipt=ancient(PROJECT.receipt(run.server.target, run.server.engine)),
-            host=ancient(PROJECT.host_record(run.server.target)),
+            host=PROJECT.host_record(run.server.target),
+            retry=RETRY if run in RETRIED else [],
         output:
             cells=PROJECT.views(run),
             warmup=f"{RESULTS}/{run.warmup_view}",

@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 from ddtree_bench import keys
 from ddtree_bench.config import ConfigError
 from ddtree_bench.project import invocation_id, open_project
-from ddtree_bench.status import drop_failed_views, summary
+from ddtree_bench.status import runs_with_failures, summary
 
 try:
     PROJECT = open_project(config, root=Path(workflow.basedir))
@@ -19,16 +19,16 @@ except ConfigError as error:
 
 PLAN = PROJECT.plan
 RESULTS = str(PROJECT.places.results)
+CONFIG_FILES = [str(path) for path in workflow.overwrite_configfiles]
+
+RETRIED = runs_with_failures(PROJECT) if PROJECT.config.retry_failed else frozenset()
 
 # The main process names the pass; the processes it starts inherit the name.
-invocation_id()
+INVOCATION = invocation_id()
 
 # A limit in a profile would vanish with any --resources on the command line; these defaults stay.
 for target in PLAN.targets:
     workflow.global_resources.setdefault(f"host_{target}", 1)
-
-if PROJECT.config.retry_failed and workflow.is_main_process and not workflow.dryrun:
-    drop_failed_views(PROJECT)
 
 
 wildcard_constraints:

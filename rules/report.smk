@@ -16,7 +16,7 @@ rule make_report:
         "../envs/workflow.yaml"
     threads: 1
     params:
-        config_files=[str(path) for path in workflow.overwrite_configfiles],
+        config_files=CONFIG_FILES,
     message:
         "Writing the report"
     script:

@@ -36,6 +36,7 @@ for command, description in COMMANDS.items():
         threads: 1
         params:
             command=command,
+            config_files=CONFIG_FILES,
         message:
             description
         script:

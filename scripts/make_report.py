@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from ddtree_bench.project import open_project
-from ddtree_bench.reporting import make_report
+from ddtree_bench.reporting import commands_of_all, make_report
 from ddtree_bench.rule_log import reporting
 from ddtree_bench.tables import read_tables
 
 with reporting(snakemake.log[0]) as report:
-    project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
+    project = open_project(
+        snakemake.config, Path(snakemake.scriptdir).parent, config_files=snakemake.params.config_files
+    )
     tables = read_tables(Path(snakemake.input.tables[0]).parent)
-    report(f"written: {make_report(project, tables, project.places.results, snakemake.params.config_files)}")
+    report(f"written: {make_report(project, tables, project.places.results, commands_of_all(project))}")

@@ -7,5 +7,7 @@ from ddtree_bench.project import open_project
 from ddtree_bench.rule_log import reporting
 
 with reporting(snakemake.log[0]) as report:
-    project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
+    project = open_project(
+        snakemake.config, Path(snakemake.scriptdir).parent, config_files=snakemake.params.config_files
+    )
     print(run_command(snakemake.params.command, project, report))

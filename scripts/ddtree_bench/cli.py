@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         return int(parsed.function(parsed))
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what is still in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -65,8 +70,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     _add_config(command)
     command.add_argument("--method", required=True, choices=("AR", "DFLASH", "DDTREE"), help="how tokens are decoded")
-    command.add_argument("--budget", type=int, help="nodes of the draft tree (DDTREE)")
-    command.add_argument("--topk-cap", type=int, help="most candidates a depth (DDTREE); by default the budget")
+    command.add_argument("--budget", type=int, help="nodes of the draft tree; by default the sweep's first")
+    command.add_argument("--topk-cap", type=int, help="most candidates a depth; by default the sweep's first")
     command.add_argument("--block-size", type=int, help="the drafter's block; by default the one it was trained for")
     command.add_argument("--target", help="a key of targets; by default the first of the sweep")
     command.add_argument("--model", help="a key of models; by default the first of the sweep")
@@ -75,7 +80,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _open(parsed: argparse.Namespace) -> Project:
-    return open_project(read_files([DEFAULT_CONFIG, *parsed.config]), ROOT)
+    files = [str(path) for path in parsed.config]
+    return open_project(read_files([DEFAULT_CONFIG, *parsed.config]), ROOT, ROOT / "results", files)
 
 
 def _run_project_command(parsed: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ddtree_bench.plan import Server
 from ddtree_bench.project import Project
 from ddtree_bench.records.files import write_json
 from ddtree_bench.targets.launcher import Launcher, create_launcher
-from ddtree_bench.targets.probe import ModelFiles, check_unchanged, host_key, probe
+from ddtree_bench.targets.probe import ModelFiles, check_unchanged, differences, host_key, probe
 
 Report = Callable[[str], None]
 
@@ -30,7 +31,7 @@ def record_host(project: Project, target: str, report: Report) -> dict[str, Any]
     for engine in engines:
         probed = probe_now(project, launcher, target, engine)
         record = {**probed, "models": {**record["models"], **probed["models"]}}
-    write_json(project.host_record(target), record)
+    _write_record(project.host_record(target), record)
     report(f"{target}: {record['cpu']['model']}, {record['cpu']['cores']} cores, {len(record['gpus'])} GPUs")
     return record
 
@@ -71,8 +72,20 @@ def confirm_host(project: Project, launcher: Launcher, server: Server) -> dict[s
     now = probe_now(project, launcher, server.target, server.engine)
     check_unchanged(saved, now)
     if not knows_models(saved, server):
-        write_json(project.host_record(server.target), {**saved, "models": {**saved["models"], **now["models"]}})
+        record = {**saved, "models": {**saved["models"], **now["models"]}}
+        _write_record(project.host_record(server.target), record)
     return now
+
+
+def _write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a target's record; the file keeps its time unless a host key made from it has changed.
+
+    Snakemake looks at every run on the target again when the time moves, which is free, but not nothing.
+    """
+    before = path.stat() if path.exists() and not differences(read_json(path), record) else None
+    write_json(path, record)
+    if before is not None:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ddtree_bench.project import Project
 from ddtree_bench.records.files import write_json
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import cell_view, warmup_view
-from ddtree_bench.reporting import make_report, make_tables
+from ddtree_bench.reporting import make_report, make_tables, snakemake_command
 from ddtree_bench.status import cell_statuses
 from ddtree_bench.tables import write_tables
 
@@ -28,7 +28,8 @@ def partial(project: Project, report: Callable[[str], None]) -> str:
     for name, figure in FIGURES.items():
         report(f"drawing {name}")
         figure.draw(tables, folder / "figures" / name)
-    page = make_report(project, tables, folder, missing=missing)
+    commands = {"everything": f"{snakemake_command(project)} -- partial"}
+    page = make_report(project, tables, folder, commands, missing)
     absent = [f"absent: {view}" for view in missing]
     return "\n".join([*absent, f"{len(present)} of {len(statuses)} cells are there", f"report: {page}"])
 

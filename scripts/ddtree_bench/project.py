@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,17 @@ class Places:
 
 @dataclass(frozen=True)
 class Project:
-    """A validated configuration, its plan and its places; `root` is the repository."""
+    """A validated configuration, its plan and its places.
+
+    `root` is the repository, `config_files` what was laid over the default configuration.
+    """
 
     config: Config
     plan: Plan
     places: Places
     root: Path
     environment_keys: Mapping[str, str]
+    config_files: tuple[str, ...] = ()
 
     def manifest(self, engine: str) -> Path:
         """The manifest of an engine's wheelhouse."""
@@ -89,7 +93,9 @@ class Project:
         return [str(self.places.results / cell.view) for cell in self.plan.cells]
 
 
-def open_project(tree: Mapping[str, Any], root: Path, results: Path = Path("results")) -> Project:
+def open_project(
+    tree: Mapping[str, Any], root: Path, results: Path = Path("results"), config_files: Sequence[str] = ()
+) -> Project:
     """Validate a configuration tree and plan it; `root` is the repository, `results` the results folder.
 
     Raises ConfigError with every problem of the configuration.
@@ -98,7 +104,7 @@ def open_project(tree: Mapping[str, Any], root: Path, results: Path = Path("resu
     engines = dict.fromkeys(point.engine for point in points)
     environment_keys = {engine: environment_key(engine, root / "envs") for engine in engines}
     planned = plan.build(config, points, root, environment_keys)
-    return Project(config, planned, Places.below(results), root, environment_keys)
+    return Project(config, planned, Places.below(results), root, environment_keys, tuple(config_files))
 
 
 def invocation_id() -> str:

@@ -29,17 +29,13 @@ def make_report(
     project: Project,
     tables: Mapping[str, pd.DataFrame],
     folder: Path,
-    config_files: Sequence[str] = (),
+    commands: Mapping[str, str],
     missing: Sequence[str] = (),
 ) -> Path:
     """Write `<folder>/report.html` about the tables and the figures of `folder` and return its path."""
-    option = f" --configfile {' '.join(config_files)}" if config_files else ""
-    commands = {"everything": f"snakemake{option}"}
-    commands |= {f"figures/{name}": f"snakemake{option} --force {folder}/figures/{name}.pdf" for name in FIGURES}
-    commands |= {f"tables/{name}": f"snakemake{option} --force {folder}/tables/{name}.csv" for name in TABLES}
     context = ReportContext(
         description=project.config.description,
-        config_files=tuple(config_files),
+        config_files=project.config_files,
         git_commit=git_commit(project.root),
         commands=commands,
         missing=missing,
@@ -47,6 +43,20 @@ def make_report(
     )
     stems = {name: folder / "figures" / name for name in FIGURES}
     return write_report(tables, stems, context, folder / "report.html")
+
+
+def commands_of_all(project: Project) -> dict[str, str]:
+    """Return the commands that make the results, and each table and figure of them, again."""
+    results, snakemake = project.places.results, snakemake_command(project)
+    commands = {"everything": snakemake}
+    commands |= {f"figures/{name}": f"{snakemake} --force {results}/figures/{name}.pdf" for name in FIGURES}
+    commands |= {f"tables/{name}": f"{snakemake} --force {results}/tables/{name}.csv" for name in TABLES}
+    return commands
+
+
+def snakemake_command(project: Project) -> str:
+    """Return the call of snakemake with the project's configuration."""
+    return " ".join(["snakemake", *(f"--configfile {path}" for path in project.config_files), ""]).strip()
 
 
 def git_commit(root: Path) -> str | None:

@@ -28,13 +28,10 @@ def open_serving(tree: Mapping[str, Any], root: Path, chosen: Mapping[str, Any])
     first = tree["sweep"][0]
     narrowed = {key: value[:1] if isinstance(value, list) else value for key, value in first.items()}
     narrowed |= {key: chosen[key] for key in CHOICES if chosen.get(key) is not None}
-    if chosen.get("topk_cap") is None:
-        narrowed["topk_cap"] = "budget"
-    if chosen.get("budget") is None:
-        narrowed.pop("budget", None)
-    narrowed.pop("include", None)
-    narrowed.pop("exclude", None)
-    return open_project({**tree, "sweep": [narrowed], "repeats": 1, "allow_missing_baseline": True}, root)
+    for key in ("include", "exclude"):
+        narrowed.pop(key, None)
+    changes = {"sweep": [narrowed], "repeats": 1, "allow_missing_baseline": True, "comparisons": []}
+    return open_project({**tree, **changes}, root, root / "results")
 
 
 def serve_project(project: Project, port: int, report: Report) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddtree_bench.hosts import knows_models, read_host, server_host_key
-from ddtree_bench.plan import Cell
+from ddtree_bench.plan import Cell, Run
 from ddtree_bench.project import Project
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import read_view
@@ -74,15 +74,14 @@ def summary(project: Project) -> str:
     return "\n".join(lines)
 
 
-def drop_failed_views(project: Project) -> list[Path]:
-    """Remove the views of failed cells, so that the workflow measures these again; the store keeps the attempts."""
-    dropped = []
-    for cell in project.plan.cells:
-        path = project.places.results / cell.view
-        if path.exists() and read_view(path)["status"] != "ok":
-            path.unlink()
-            dropped.append(path)
-    return dropped
+def runs_with_failures(project: Project) -> frozenset[Run]:
+    """Return the runs of which a view says that a cell failed."""
+    return frozenset(
+        run
+        for run in project.plan.runs
+        for path in map(Path, project.views(run))
+        if path.exists() and read_view(path)["status"] != "ok"
+    )
 
 
 def prune(project: Project) -> list[Path]:

@@ -203,6 +203,10 @@ def test_a_comparison_named_beforehand_must_be_planned(root: Path) -> None:
             "sweep[0].max_running_requests: 2, but the reference engine serves one request at a time; use 1",
         ),
         (
+            {"concurrency": [1, 2]},
+            "sweep[0].concurrency: 2, but the reference engine serves one request at a time; use 1",
+        ),
+        (
             {"tensor_parallel": 2},
             "sweep[0].tensor_parallel / expert_parallel: 2 / 1, but the reference engine is one process; use 1",
         ),
@@ -212,6 +216,21 @@ def test_limits_of_the_reference_engine(root: Path, change: dict[str, Any], mess
     config = tree()
     config["sweep"][0] |= change
     assert only_problem(config, root) == message
+
+
+def test_the_reference_engine_has_models_of_its_own(root: Path) -> None:
+    config = tree()
+    config["models"]["toy"]["name"] = "SmolLM2-360M-Instruct"
+    assert only_problem(config, root) == (
+        "models.toy.name: 'SmolLM2-360M-Instruct' is not a model that the reference engine brings; "
+        "use SmolLM2-135M-Instruct or toy"
+    )
+
+
+def test_numbers_as_flag_values_are_taken_as_text(root: Path) -> None:
+    config = tree()
+    config["targets"]["local"]["flags"] = {"threads": 2}
+    assert validate(config, root)[1][0].flags == (("threads", "2"),)
 
 
 def test_the_reference_engine_is_greedy(root: Path) -> None:

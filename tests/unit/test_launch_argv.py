@@ -38,9 +38,9 @@ def test_tree_verify_with_flags_and_a_switch() -> None:
 
 
 def test_models_of_the_reference_engine() -> None:
-    assert reference_model("HuggingFaceTB/SmolLM2-135M-Instruct") == "smollm2" and reference_model("toy") == "toy"
-    with pytest.raises(ValueError, match=r"'Kimi-K2\.6' is not one the reference engine has; it has smollm2, toy"):
-        reference_model("Kimi-K2.6")
+    assert reference_model("SmolLM2-135M-Instruct") == "smollm2" and reference_model("toy") == "toy"
+    with pytest.raises(ValueError, match=r"'SmolLM2-360M-Instruct' is not one .* it has SmolLM2-135M-Instruct, toy"):
+        reference_model("SmolLM2-360M-Instruct")
 
 
 def test_an_engine_that_cannot_be_started_names_those_that_can() -> None:

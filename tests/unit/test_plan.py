@@ -66,7 +66,7 @@ def test_what_the_numbers_do_not_depend_on_is_not_keyed(root: Path, change: Call
     "change",
     [
         edit("models/toy/revision", "2"),
-        edit("models/toy/name", "toy-2"),
+        edit("models/toy/name", "SmolLM2-135M-Instruct"),
         edit("targets/local/flags", {"threads": "2"}),
         edit("workloads/short/max_tokens", 9),
         edit("workloads/short/n_min", 5),

@@ -82,6 +82,12 @@ def test_fault_15_repeated_prompts_start_over() -> None:
     assert prompts.select(all_, None, 1, 3, repeat_prompts=True) == (*all_, *all_, *all_[:2])
 
 
+def test_blocks_are_taken_in_full() -> None:
+    all_ = listed(80)
+    assert prompts.select(all_, (1, 2, 3, 4), 12, 1) == all_[:16]
+    assert prompts.select(all_, (1, 2, 3, 4), 12, 4) == all_[:16]
+
+
 def test_blocks_keep_the_order_of_the_list() -> None:
     all_ = listed(80)
     assert prompts.select(all_, (3, 1), 8, 1) == all_[:4] + all_[8:12]

@@ -130,5 +130,5 @@ def test_the_content_digest_follows_the_content(store: Store, run: Run) -> None:
 
 def test_a_file_that_is_no_view_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("")
-    with pytest.raises(ValueError, match=r"x\.json: is no view"):
+    with pytest.raises(StoreError, match=r"x\.json: is no view"):
         read_view(tmp_path / "x.json")

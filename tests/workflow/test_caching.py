@@ -60,6 +60,18 @@ def test_one_prompt_block_more_and_less(measured: Clone) -> None:
     assert measured.starts() == after
 
 
+def test_a_longer_list_of_blocks_is_more_work_for_every_server(measured: Clone) -> None:
+    before = measured.starts()
+    measured.config["workloads"]["first"]["blocks"] = [1, 2]
+    measured.measure()
+    assert len(measured.starts() - before) == 3
+    assert {view["identity"]["workload"]["n_prompts"] for view in measured.views().values()} >= {8}
+    after = measured.starts()
+    measured.config["workloads"]["first"]["blocks"] = [1]
+    measured.measure()
+    assert measured.starts() == after
+
+
 def test_prompts_beyond_those_a_cell_takes_do_not_matter(measured: Clone) -> None:
     prompts = measured.root / "config" / "prompts" / "heldout.jsonl"
     line = prompts.read_text().splitlines()[-1]

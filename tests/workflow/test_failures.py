@@ -29,6 +29,8 @@ def test_a_crash_at_start(fresh: Clone) -> None:
     before = fresh.starts()
     assert "Nothing to be done" in fresh.snakemake()
     assert fresh.starts() == before
+    assert "run_local_toy_ddtree_b4_k4_r1" in fresh.snakemake("-n", "--config", "retry_failed=true")
+    assert any(view["status"] == "failed" for view in fresh.views().values())
     fresh.measure("--config", "retry_failed=true")
     assert [name.split("-r1")[0] for name in fresh.starts() - before] == ["toy-ddtree-b4-k4"]
     assert {row["status"] for row in rows(fresh)} == {"ok"}

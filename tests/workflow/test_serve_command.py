@@ -68,7 +68,7 @@ def test_errors_name_the_key_and_the_file(tmp_path: Path) -> None:
     assert "sweap: unknown key; did you mean 'sweep'?" in bad.stderr
 
 
-def test_ddtree_without_a_budget_is_refused() -> None:
-    refused = run("serve", "--method", "DDTREE")
+def test_a_budget_that_is_none_is_refused() -> None:
+    refused = run("serve", "--method", "DDTREE", "--budget", "0")
     assert refused.returncode == 1
-    assert "budget: is missing" in refused.stderr
+    assert "sweep[0].budget[0]: 0 is not allowed" in refused.stderr

@@ -13,6 +13,7 @@ from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
 from ddtree_bench.load.prompts import Prompt, PromptError, select
 from ddtree_bench.load.prompts import read as read_prompts
+from ddtree_bench.servers.commands import REFERENCE_MODELS
 
 SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|access_?key|private_?key)$", re.IGNORECASE)
 SECRET_VALUE = re.compile(
@@ -88,7 +89,8 @@ def check_concurrency(points: Sequence[Coordinates]) -> list[str]:
     """A server must admit what a load keeps in flight: else the rest only queues."""
     problems: dict[str, None] = {}
     for point in points:
-        if point.concurrency > point.max_running_requests:
+        # The embedded engine has a message of its own, in check_engine_limits.
+        if point.engine != "reference" and point.concurrency > point.max_running_requests:
             problems[
                 f"sweep[{point.block}].concurrency: {point.concurrency} is more than max_running_requests = "
                 f"{point.max_running_requests}, so requests would only queue; "
@@ -165,6 +167,17 @@ def check_engine_limits(config: Config, points: Sequence[Coordinates]) -> list[s
             problems[
                 f"workloads.{point.workload}.temperature: {temperature:g}, but the reference engine decodes greedily; "
                 "use 0"
+            ] = None
+        model = config.models[point.model].name
+        if model not in REFERENCE_MODELS:
+            problems[
+                f"models.{point.model}.name: {model!r} is not a model that the reference engine brings; "
+                f"use {' or '.join(REFERENCE_MODELS)}"
+            ] = None
+        if point.concurrency > 1:
+            problems[
+                f"{where}.concurrency: {point.concurrency}, but the reference engine serves one request at a time; "
+                "use 1"
             ] = None
         if point.max_running_requests > 1:
             problems[

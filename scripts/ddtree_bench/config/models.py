@@ -9,6 +9,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 
 
+def _texts(value: Any) -> Any:
+    """Numbers as users write them in YAML; a switch has an empty value."""
+    if not isinstance(value, dict):
+        return value
+    return {k: str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for k, v in value.items()}
+
+
+Flags = Annotated[dict[str, str], BeforeValidator(_texts)]
+
+
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
@@ -44,7 +54,7 @@ class Target(Section):
     """How long a server may take to end after SIGTERM before it is killed."""
     graph_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory that CUDA graphs' logits may take in all; checked against max_running_requests x verify width rows."""
-    flags: dict[str, str] = {}
+    flags: Flags = {}
     """Further launch flags of every server there, name: value (an empty value for a switch)."""
 
 
@@ -86,9 +96,9 @@ class Workload(Section):
     prompts: str
     """Prompt file (JSON lines with id, block, category, prompt), relative to the repository."""
     blocks: list[Annotated[int, Field(ge=1)]] | None = None
-    """The blocks of the file that are used, in this order; all of them by default."""
+    """The blocks of the file that every cell takes in full; by default cells take as many prompts as they need."""
     n_min: Annotated[int, Field(ge=1)] = 12
-    """Least number of requests in a cell; a cell at concurrency C takes the first max(n_min, 4 C) prompts."""
+    """Least number of requests in a cell; without `blocks`, one at concurrency C takes the first max(n_min, 4 C)."""
     max_tokens: Annotated[int, Field(ge=1)]
     """Most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -167,7 +177,7 @@ class SweepBlock(Section):
     """Expert parallelism."""
     max_running_requests: Annotated[int, Field(ge=1)] = 48
     """Requests that a server admits at once: a part of what it is, so it does not follow the concurrency by itself."""
-    flags: dict[str, str] = {}
+    flags: Flags = {}
     """Further launch flags, name: value (an empty value for a switch)."""
     include: list[Point] = []
     """Points to add."""

@@ -46,7 +46,7 @@ def build(engine: str, engines_root: Path, folder: Path, report: Report = print)
             report(f"{folder}: already built, {len(found.wheels)} wheels verified")
             return found
         report(f"{folder}: building again: {'; '.join(problems)}")
-    for name in PINS:
+    for name in PINS[engine]:
         if not (source / name).is_file():
             raise EnvironmentFailed(f"{source / name}: is missing, so the {engine} engine cannot be built")
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def build(engine: str, engines_root: Path, folder: Path, report: Report = print)
         platform=sysconfig.get_platform(),
         wheels=tuple(Wheel.of(path) for path in sorted(manifest.wheels_folder(folder).glob("*.whl"))),
         patches=_digests(source, (PATCHES,)),
-        sources=_digests(source, (*PINS, *SOURCES[engine])),
+        sources=_digests(source, (*PINS[engine], *SOURCES[engine])),
     )
     built.write(folder)
     report(f"{folder}: built, {len(built.wheels)} wheels")

@@ -14,7 +14,9 @@ from ddtree_bench import keys
 FORMAT = 1
 """Raised when environments are built differently from the same files."""
 
-PINS = ("requirements.lock", "torch.in")
+PINS = {"reference": ("requirements.lock", "torch.in"), "sglang": ("requirements.in", "requirements.lock")}
+"""The files of an engine's folder that pin what it runs on."""
+
 PATCHES = "patches"
 SOURCES = {"reference": ("pyproject.toml", "ddtree_reference"), "sglang": ("plugin",)}
 """What of an engine's folder becomes the wheel that we build ourselves."""
@@ -34,7 +36,7 @@ def environment_key(engine: str, engines_root: Path) -> str:
     EnvironmentFailed for an engine that does not exist.
     """
     folder = engine_folder(engine, engines_root)
-    files = [folder / name for name in PINS]
+    files = [folder / name for name in PINS[engine]]
     for name in (PATCHES, *SOURCES[engine]):
         files += source_files(folder / name)
     contents = {str(file.relative_to(folder)): sha256(file) for file in files if file.is_file()}

@@ -98,11 +98,11 @@ def select(
     concurrency: int,
     repeat_prompts: bool = False,
 ) -> tuple[Prompt, ...]:
-    """Return the prompts of one cell: the first `needed(n_min, concurrency)` of the ordered list.
+    """Return the prompts of one cell, in the order of the list.
 
-    Every cell starts at the head of one list, so that cells of one concurrency do the same work and those of different
-    concurrency share a prefix. `blocks` keeps only the prompts of these blocks (None: all). With `repeat_prompts` a
-    list that is too short starts over, as often as needed.
+    Without `blocks` these are the first `needed(n_min, concurrency)`: every cell starts at the head of one list, so
+    that cells of one concurrency do the same work and those of different concurrency share a prefix. With `blocks` they
+    are all prompts of these blocks, at every concurrency. With `repeat_prompts` a list that is too short starts over.
 
     Raises PromptError when a block does not exist or there are too few prompts and `repeat_prompts` is false.
     """
@@ -116,7 +116,7 @@ def select(
             f"concurrency: {concurrency} with n_min: {n_min} needs {n} prompts, and there are {len(chosen)}; "
             f"lower them, add prompts or blocks, or set repeat_prompts: true"
         )
-    return tuple(islice(cycle(chosen), n))
+    return tuple(islice(cycle(chosen), n if blocks is None else max(n, len(chosen))))
 
 
 def _ranges(blocks: Iterable[int]) -> str:

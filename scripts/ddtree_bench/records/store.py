@@ -1,7 +1,7 @@
 """The store: `<plan key>/<host key>/attempts/<n>/`, append-only and self-checking. The latest attempt counts.
 
 An attempt holds `record.json` (identity, status, stamps, digests of the other files) and the raw data. Nothing in the
-store is ever changed or removed; `metrics.json` beside the attempts is derived and may be rebuilt.
+store is ever changed or removed; everything derived from it is made anew by the tables.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def read_attempt(folder: Path) -> Attempt:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); restore the store, or measure this cell again") from error
+        raise StoreError(
+            f"{path}: cannot be read ({error}); restore it from a copy, or move {folder} out of the store and delete "
+            "the cell's view to measure it again"
+        ) from error
     return Attempt(folder, record, keys.digest(record))
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from ddtree_bench.plan import Cell, Run
 from ddtree_bench.records.files import write_json
-from ddtree_bench.records.store import Attempt, Store
+from ddtree_bench.records.store import Attempt, Store, StoreError
 
 
 def read_view(path: Path) -> dict[str, Any]:
-    """Read a view. Raises ValueError that names the file when it is none."""
+    """Read a view. Raises StoreError that names the file when it is none."""
     try:
         view = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: is no view ({error}); delete it and run the workflow to restore it") from error
+        raise StoreError(f"{path}: is no view ({error}); delete it and run the workflow to restore it") from error
     return dict(view)
 
 

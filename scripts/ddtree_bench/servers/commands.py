@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ddtree_bench.plan import Server
+if TYPE_CHECKING:
+    from ddtree_bench.plan import Server
 
 REFERENCE_PACKAGE = "ddtree_reference"
-REFERENCE_MODELS = ("smollm2", "toy")
-"""The models that the reference engine brings; a model's published name begins with one of these."""
+REFERENCE_MODELS = {"SmolLM2-135M-Instruct": "smollm2", "toy": "toy"}
+"""The models that the reference engine brings, by published name."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,9 @@ def served_model_name(server: Server) -> str:
 
 def reference_model(name: str) -> str:
     """The reference engine's own name for a published model name; raises ValueError for one that it does not have."""
-    for model in REFERENCE_MODELS:
-        if name.lower().rpartition("/")[2].startswith(model):
-            return model
-    raise ValueError(f"model: {name!r} is not one the reference engine has; it has {', '.join(REFERENCE_MODELS)}")
+    if name not in REFERENCE_MODELS:
+        raise ValueError(f"model: {name!r} is not one the reference engine has; it has {', '.join(REFERENCE_MODELS)}")
+    return REFERENCE_MODELS[name]
 
 
 def _reference(server: Server, place: Place) -> list[str]:

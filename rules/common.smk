@@ -9,8 +9,9 @@ from snakemake.exceptions import WorkflowError
 
 from ddtree_bench import keys
 from ddtree_bench.config import ConfigError
-from ddtree_bench.project import invocation_id, open_project
+from ddtree_bench.project import open_project
 from ddtree_bench.status import runs_with_failures, summary
+from ddtree_bench.working_folder import announce_main_process, drop_stale_locks, invocation_id
 
 try:
     PROJECT = open_project(config, root=Path(workflow.basedir))
@@ -18,13 +19,17 @@ except ConfigError as error:
     raise WorkflowError(str(error)) from None
 
 PLAN = PROJECT.plan
-RESULTS = str(PROJECT.places.results)
+RESULTS = str(PROJECT.folders.results)
 CONFIG_FILES = [str(path) for path in workflow.overwrite_configfiles]
 
 RETRIED = runs_with_failures(PROJECT) if PROJECT.config.retry_failed else frozenset()
 
-# The main process names the pass; the processes it starts inherit the name.
+# The main process names the pass and itself; the processes it starts inherit both.
 INVOCATION = invocation_id()
+announce_main_process()
+
+# Held for as long as this process lives.
+FOLDER_LOCK = drop_stale_locks(Path.cwd()) if workflow.is_main_process else None
 
 # A limit in a profile would vanish with any --resources on the command line; these defaults stay.
 for target in PLAN.targets:
@@ -34,4 +39,4 @@ for target in PLAN.targets:
 wildcard_constraints:
     target="|".join(PROJECT.config.targets),
     engine="reference|sglang",
-    environment="[0-9a-f]{12}",
+    environment="[0-9a-f]{12}-cp[0-9]+",

@@ -6,7 +6,7 @@ Input: pins and sources in envs/<engine>/ (their digest is the environment's key
 
 rule build_environment:
     output:
-        manifest=f"{PROJECT.places.environments}/{{engine}}-{{environment}}/manifest.json",
+        manifest=f"{PROJECT.folders.environments}/{{engine}}-{{environment}}/manifest.json",
     log:
         f"{RESULTS}/logs/environment/{{engine}}-{{environment}}.log",
     conda:

@@ -12,15 +12,12 @@ rule make_tables:
         warmups=[f"{RESULTS}/{run.warmup_view}" for run in PLAN.runs],
     output:
         **{table: f"{RESULTS}/tables/{table}.csv" for table in TABLES},
+        plan=f"{RESULTS}/{PROJECT.tables_plan}",
     log:
         f"{RESULTS}/logs/tables.log",
     conda:
         "../envs/workflow.yaml"
     threads: 1
-    params:
-        comparisons=keys.canonical(
-            [comparison.model_dump() for comparison in PROJECT.config.comparisons]
-        ),
     message:
         "Making the tables"
     script:

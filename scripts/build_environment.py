@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ddtree_bench.environments.build import build
-from ddtree_bench.rule_log import reporting
+from ddtree_bench.rule_log import logged_to
 
-with reporting(snakemake.log[0]) as report:
+with logged_to(snakemake.log[0]) as report:
     build(
         snakemake.params.engine,
         Path(snakemake.scriptdir).parent / "envs",

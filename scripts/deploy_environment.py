@@ -6,9 +6,9 @@ from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.hosts import target_launcher
 from ddtree_bench.project import open_project
 from ddtree_bench.records.files import write_json
-from ddtree_bench.rule_log import reporting
+from ddtree_bench.rule_log import logged_to
 
-with reporting(snakemake.log[0]) as report:
+with logged_to(snakemake.log[0]) as report:
     project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
     target = snakemake.params.target
     receipt = deploy(

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ddtree_bench.figures import speedup
-from ddtree_bench.rule_log import reporting
+from ddtree_bench.rule_log import logged_to
 from ddtree_bench.tables import read_tables
 
-with reporting(snakemake.log[0]) as report:
+with logged_to(snakemake.log[0]) as report:
     for path in speedup.draw(read_tables(Path(snakemake.input[0]).parent), Path(snakemake.output[0]).with_suffix("")):
         report(f"written: {path}")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from ddtree_bench.commands import run_command
 from ddtree_bench.project import open_project
-from ddtree_bench.rule_log import reporting
+from ddtree_bench.rule_log import logged_to
 
-with reporting(snakemake.log[0]) as report:
+with logged_to(snakemake.log[0]) as report:
     project = open_project(
         snakemake.config, Path(snakemake.scriptdir).parent, config_files=snakemake.params.config_files
     )

@@ -14,7 +14,7 @@ from ddtree_bench.config import ConfigError, read_files
 from ddtree_bench.config.generate import generated_files, write_generated
 from ddtree_bench.project import Project, open_project
 from ddtree_bench.rule_log import USER_ERRORS
-from ddtree_bench.serving import open_serving, serve_project
+from ddtree_bench.serving import choose_server, serve_project
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_CONFIG = ROOT / "config" / "config.yaml"
@@ -70,8 +70,8 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     _add_config(command)
     command.add_argument("--method", required=True, choices=("AR", "DFLASH", "DDTREE"), help="how tokens are decoded")
-    command.add_argument("--budget", type=int, help="nodes of the draft tree; by default the sweep's first")
-    command.add_argument("--topk-cap", type=int, help="most candidates a depth; by default the sweep's first")
+    command.add_argument("--budget", type=int, help="nodes of the draft tree; by default that of the sweep")
+    command.add_argument("--topk-cap", type=int, help="most candidates a depth; by default that of the sweep")
     command.add_argument("--block-size", type=int, help="the drafter's block; by default the one it was trained for")
     command.add_argument("--target", help="a key of targets; by default the first of the sweep")
     command.add_argument("--model", help="a key of models; by default the first of the sweep")
@@ -90,8 +90,8 @@ def _run_project_command(parsed: argparse.Namespace) -> int:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    project = open_serving(read_files([DEFAULT_CONFIG, *parsed.config]), ROOT, vars(parsed))
-    serve_project(project, parsed.port, _report)
+    project, server = choose_server(read_files([DEFAULT_CONFIG, *parsed.config]), ROOT, vars(parsed))
+    serve_project(project, server, parsed.port, _report)
     return 0
 
 

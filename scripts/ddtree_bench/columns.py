@@ -76,6 +76,14 @@ WORK: Mapping[str, Column] = {
     "concurrency": _int("requests", "Requests kept in flight (closed loop)."),
 }
 
+READ_BACK: Mapping[str, Column] = {
+    "engine_version": _text("Version that the server itself reported."),
+    "numerics": _text("Numerics mode that the server itself reported (`mixed` or `fp32`)."),
+    "bit_exact": _bool("Whether the server's self-test found row-invariant kernels."),
+    "threads": _int("threads", "Threads that the server itself reported."),
+}
+"""What a server says of itself once it runs: no ratio crosses a difference in one of these."""
+
 CELL: Mapping[str, Column] = {
     "repeat": _int("", "Number of the repeat, from 1."),
     "block": _text("One uninterrupted pass over a repeat: ratios inside it are paired."),
@@ -87,6 +95,13 @@ CELL: Mapping[str, Column] = {
     "attempt": _int("", "Number of the attempt that counts, from 1."),
     "started_at": _text("Start of the measurement, ISO 8601."),
     "ended_at": _text("End of the measurement, ISO 8601."),
+    **READ_BACK,
+    "answered_sha256": _text("Digest of the prompts whose request succeeded, in order: equal for equal work."),
+    "server_generation_tokens": _int("tokens", "Tokens that the server counted over the cell: counter after - before."),
+    "server_verify_calls": _int("rounds", "Verify passes that the server counted over the cell."),
+    "counter_mismatch": _bool(
+        "Whether the tokens of all requests, as the client has them, are more than 1 % off the server's count."
+    ),
 }
 
 RUN: Mapping[str, Column] = {
@@ -94,10 +109,7 @@ RUN: Mapping[str, Column] = {
     "ready_s": _float("s", "From the start of the process to the first real completion answered."),
     "cells_ok": _int("cells", "Cells measured in this run."),
     "cells_failed": _int("cells", "Failed cells of this run."),
-    "engine_version": _text("Version that the server itself reported."),
-    "numerics": _text("Numerics mode that the server itself reported (`mixed` or `fp32`)."),
-    "bit_exact": _bool("Whether the server's self-test found row-invariant kernels."),
-    "threads": _int("threads", "Threads that the server itself reported."),
+    **READ_BACK,
     "host_name": _text("Name of the host as probed."),
     "cpu_model": _text("CPU model as probed."),
     "cpu_cores": _int("cores", "Cores that the server could use."),
@@ -111,7 +123,8 @@ SPEEDUP: Mapping[str, Column] = {
     "baseline": _text("Method of the baseline: AR or DFLASH."),
     "baseline_server": _text("The baseline's launch configuration."),
     "comparison": _text(
-        "`ok`, `no_baseline`, `no_runs` (a side has no run that succeeded) or `refused` (unlike cells)."
+        "`ok`, `no_baseline`, `no_runs` (a side has no run that succeeded), `refused` (unlike cells) or `unequal_work`"
+        " (other prompts were answered on one side)."
     ),
     "pairing": _text("`paired` (same repeat, workload, load and block) or `unpaired` (other blocks: Welch, wider)."),
     "n": _int("runs", "Pairs of runs; without pairs, runs of the configuration."),
@@ -139,12 +152,17 @@ SPEEDUP: Mapping[str, Column] = {
     "p_value": _float("", "Two-sided p-value of `no difference`, uncorrected."),
     "named": _bool("Whether the comparison was named before measuring; all others are exploratory."),
     "p_holm": _float("", "Holm-corrected p-value over the comparisons named beforehand."),
+    "prompts_compared": _int("prompts", "Greedy answers: prompts that both AR and this configuration answered."),
+    "identical_share": _float("", "Share of these whose text is the same as AR's in every common repeat."),
+    "first_divergence": _int("characters", "Smallest index of a character that differs; empty when all are equal."),
     "detectable_effect": _float("", "Smallest true speed-up minus 1 that these runs' spread finds with 80 % power."),
 }
 
 BUDGET: Mapping[str, Column] = {
     "n": _int("runs", "Runs that succeeded."),
     "n_failed": _int("runs", "Runs whose cell failed."),
+    "requests": _int("requests", "Requests sent in the runs that succeeded."),
+    "requests_ok": _int("requests", "Requests of these runs that succeeded."),
     "window": _text("Window of the throughput: `steady`, or `full` when a run's steady window is too short."),
     "throughput_tok_s": _float("tokens/s", "Output tokens per second, mean of the runs."),
     "throughput_low_tok_s": _float("tokens/s", "Lower bound of its 95 % t-interval; empty below 3 runs."),
@@ -164,9 +182,16 @@ BUDGET: Mapping[str, Column] = {
     "chosen_repeats": _int(
         "repeats", "Repeats for which this configuration was the fastest of its sweep in all others."
     ),
+    "chosen_failed": _int(
+        "repeats", "Of these, those in which it failed or did not answer all requests: they are in no score."
+    ),
     "chosen_throughput_tok_s": _float(
         "tokens/s", "Throughput of the best configuration, chosen without the repeat it is scored on; geometric mean."
     ),
+    "chosen_n": _int("runs", "Pairs of runs behind `chosen_over_ar`."),
+    "chosen_over_ar": _float("", "The same over AR's runs of the same repeats and blocks; geometric mean of ratios."),
+    "chosen_over_ar_low": _float("", "Lower bound of its 95 % t-interval on the log scale; empty below 3 pairs."),
+    "chosen_over_ar_high": _float("", "Upper bound."),
 }
 
 ACCEPTANCE: Mapping[str, Column] = {
@@ -175,7 +200,9 @@ ACCEPTANCE: Mapping[str, Column] = {
     "rounds": _int("rounds", "Verify rounds of the cell."),
 }
 
-METRIC: Mapping[str, Column] = {name: Column(*definition) for name, definition in definitions.CELL.items()}
+METRIC: Mapping[str, Column] = {
+    name: Column(*definition) for name, definition in {**definitions.CELL, **definitions.SERVER_LOAD}.items()
+}
 REQUEST: Mapping[str, Column] = {name: Column(*definition) for name, definition in definitions.REQUEST.items()}
 
 DETAIL_KEY = ("target", "server", "workload", "load", "repeat")

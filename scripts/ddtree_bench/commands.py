@@ -9,10 +9,8 @@ from ddtree_bench.explain import explain
 from ddtree_bench.forecast import forecast
 from ddtree_bench.hosts import record_host, target_launcher
 from ddtree_bench.partial import partial
-from ddtree_bench.project import Project
+from ddtree_bench.project import Project, Report
 from ddtree_bench.records.store import Store, StoreError
-
-Report = Callable[[str], None]
 
 
 def _plan(project: Project, _report: Report) -> str:
@@ -29,12 +27,12 @@ def _partial(project: Project, report: Report) -> str:
 
 def _probe(project: Project, report: Report) -> str:
     for target in project.plan.targets:
-        record_host(project, target, report)
+        record_host(project, target, report, accept=True)
     return "\n".join(f"recorded: {project.host_record(target)}" for target in project.plan.targets)
 
 
 def _verify(project: Project, _report: Report) -> str:
-    store = Store(project.places.store)
+    store = Store(project.folders.store)
     problems = list(store.problems())
     if problems:
         raise StoreError("\n".join(problems))

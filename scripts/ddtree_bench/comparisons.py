@@ -1,4 +1,4 @@
-"""Configurations against their baselines, and sweeps of configurations: rows for the speed-up and budget tables."""
+"""Configurations against their baselines: the rows of the speed-up table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ddtree_bench import columns, stats
+from ddtree_bench.lossless import Answers, against_ar
 
 BASELINES = ("AR", "DFLASH")
 CONFIGURATION = (*columns.SERVER, *columns.WORK)
@@ -48,8 +49,14 @@ def configurations(cells: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def succeeded(cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows whose cell has a throughput."""
+    """The rows whose cell has a throughput; single requests of it may have failed."""
     return cells[(cells["status"] == "ok") & (cells["throughput_full_tok_s"] > 0)]
+
+
+def complete(cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `succeeded` in which every request succeeded."""
+    good = succeeded(cells)
+    return good[good["requests_ok"] == good["requests"]]
 
 
 def window_of(*frames: pd.DataFrame) -> str:
@@ -57,15 +64,20 @@ def window_of(*frames: pd.DataFrame) -> str:
     return "steady" if all((frame["throughput_window"] == "steady").all() for frame in frames) else "full"
 
 
-def speedup_rows(cells: pd.DataFrame, named: Sequence[Named] = ()) -> list[dict[str, Any]]:
-    """One row for each configuration and baseline method: DFLASH and DDTREE against AR, DDTREE against DFLASH."""
+def speedup_rows(
+    cells: pd.DataFrame, named: Sequence[Named] = (), answers: Answers | None = None
+) -> list[dict[str, Any]]:
+    """One row for each configuration and baseline method: DFLASH and DDTREE against AR, DDTREE against DFLASH.
+
+    With `answers`, rows against AR also say whether the texts are AR's.
+    """
     rows = []
     for _, group in cells.groupby(list(GROUP), dropna=False, sort=False):
         members = configurations(group)
         for member in members:
             method = member["method"].iloc[0]
             for baseline in BASELINES[: {"AR": 0, "DFLASH": 1}.get(method, 2)]:
-                row = _speedup_row(member, members, baseline)
+                row = _speedup_row(member, members, baseline, answers)
                 rows.append(row | {"named": any(claim.covers(row, baseline) for claim in named)})
     _correct(rows)
     return rows
@@ -77,8 +89,10 @@ def _correct(rows: Sequence[dict[str, Any]]) -> None:
         row["p_holm"] = float(p_value)
 
 
-def _speedup_row(member: pd.DataFrame, members: Sequence[pd.DataFrame], baseline: str) -> dict[str, Any]:
-    row = {**_configuration_of(member), "baseline": baseline}
+def _speedup_row(
+    member: pd.DataFrame, members: Sequence[pd.DataFrame], baseline: str, answers: Answers | None
+) -> dict[str, Any]:
+    row = {**configuration_of(member), "baseline": baseline}
     candidates = [other for other in members if other["method"].iloc[0] == baseline]
     if not candidates:
         return row | {"comparison": "no_baseline", "reason": f"no {baseline} cell in this target, workload and load"}
@@ -91,10 +105,13 @@ def _speedup_row(member: pd.DataFrame, members: Sequence[pd.DataFrame], baseline
     if ours.empty or theirs.empty:
         side = row["server"] if ours.empty else row["baseline_server"]
         return row | {"comparison": "no_runs", "reason": f"no run of {side} succeeded"}
+    if baseline == "AR" and answers is not None:
+        row |= against_ar(answers, ours, theirs)
     return row | _compared(ours, theirs)
 
 
-def _configuration_of(member: pd.DataFrame) -> dict[str, Any]:
+def configuration_of(member: pd.DataFrame) -> dict[str, Any]:
+    """The values of `CONFIGURATION` that the cells of one configuration share; None for "has none"."""
     return {name: _plain(member[name].iloc[0]) for name in CONFIGURATION}
 
 
@@ -102,18 +119,44 @@ def _plain(value: Any) -> Any:
     return None if value is None or value is pd.NA or value != value else value
 
 
-def _join_keys(member: pd.DataFrame) -> dict[str, Any]:
-    return {name: value for name, value in _configuration_of(member).items() if name not in NOT_JOINED}
+def join_keys(member: pd.DataFrame) -> dict[str, Any]:
+    """What must agree with a baseline, as it was planned: everything but the repeat, labels and derived columns."""
+    return {name: value for name, value in configuration_of(member).items() if name not in NOT_JOINED}
+
+
+def _read_back(member: pd.DataFrame) -> dict[str, Any]:
+    """What the servers of the runs that succeeded said of themselves; {} when none did.
+
+    Raises stats.UnlikeCells when the runs of this one configuration disagree.
+    """
+    good = succeeded(member)
+    if good.empty:
+        return {}
+    found = {name: list(dict.fromkeys(_plain(value) for value in good[name])) for name in columns.READ_BACK}
+    if mixed := {name: values for name, values in found.items() if len(values) > 1}:
+        parts = ", ".join(f"{name} is {' and '.join(map(str, values))}" for name, values in mixed.items())
+        raise stats.UnlikeCells(
+            tuple(mixed), f"no ratio of unlike cells: in the runs of {good['server'].iloc[0]} {parts}"
+        )
+    return {name: values[0] for name, values in found.items()}
 
 
 def find_baseline(member: pd.DataFrame, candidates: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The candidate that agrees with `member` in all that a ratio needs.
+    """The candidate that agrees with `member` in all that a ratio needs: as planned, and as the servers read back.
 
-    Raises stats.UnlikeCells, naming the keys that differ from the closest candidate, when there is none.
+    Raises stats.UnlikeCells, naming the keys that differ from the closest candidate when there is none, and the
+    candidates when there are several.
     """
-    ours = _join_keys(member)
-    closest = min(candidates, key=lambda other: len(stats.differing_keys(ours, _join_keys(other))))
-    stats.require_like(ours, _join_keys(closest))
+    ours = join_keys(member)
+    differing = [len(stats.differing_keys(ours, join_keys(other))) for other in candidates]
+    closest = candidates[int(np.argmin(differing))]
+    stats.require_like(ours, join_keys(closest))
+    if differing.count(0) > 1:
+        equal = [str(other["server"].iloc[0]) for other, n in zip(candidates, differing, strict=True) if not n]
+        raise stats.UnlikeCells(("server",), f"several baselines are alike: {', '.join(equal)}; keep one of them")
+    left, right = _read_back(member), _read_back(closest)
+    if left and right:
+        stats.require_like(left, right)
     return closest
 
 
@@ -165,9 +208,23 @@ def choose_pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame
     return ours.reset_index(drop=True), theirs.reset_index(drop=True), True
 
 
+def _unequal_work(ours: pd.DataFrame, theirs: pd.DataFrame, paired: bool) -> str | None:
+    """Why the two sides did not do the same work: requests that failed leave other prompts behind."""
+    left, right = list(ours["answered_sha256"]), list(theirs["answered_sha256"])
+    if left == right if paired else len({*left, *right}) == 1:
+        return None
+    counts = [
+        f"{side['requests_ok'].sum()} of {side['requests'].sum()} requests of {side['server'].iloc[0]}"
+        for side in (ours, theirs)
+    ]
+    return f"not the same prompts were answered: {counts[0]} succeeded against {counts[1]}"
+
+
 def _compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, Any]:
     total = len(ours)
     ours, theirs, paired = choose_pairs(ours, theirs)
+    if reason := _unequal_work(ours, theirs, paired):
+        return {"comparison": "unequal_work", "reason": reason}
     window = window_of(ours, theirs)
     left, right = factors(ours, theirs, window)
     row: dict[str, Any] = {
@@ -228,57 +285,3 @@ def run_ratios(cells: pd.DataFrame, row: Mapping[str, Any]) -> pd.DataFrame:
     ratios = left / right
     ratios.insert(0, "repeat", ours["repeat"])
     return ratios
-
-
-def budget_rows(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """One row for each configuration: means over its runs, and how often it was chosen as the best of its sweep."""
-    rows = []
-    for _, group in cells.groupby(list(GROUP), dropna=False, sort=False):
-        members = configurations(group)
-        window = window_of(succeeded(group))
-        rows += [
-            _budget_row(member, window) | choice
-            for member, choice in zip(members, _choices(members, window), strict=True)
-        ]
-    return rows
-
-
-def _budget_row(member: pd.DataFrame, window: str) -> dict[str, Any]:
-    good = succeeded(member)
-    row = {**_configuration_of(member), "n": len(good), "n_failed": len(member) - len(good), "window": window}
-    measures = (
-        (f"throughput_{window}_tok_s", "throughput{}_tok_s"),
-        ("accept_length", "accept_length{}"),
-        ("accept_length_rounds", "accept_length_rounds{}"),
-        ("accept_length_macro", "accept_length_macro{}"),
-        ("round_time_s", "round_time{}_s"),
-    )
-    for source, target in measures:
-        interval = stats.mean_interval(good[source].astype(float))
-        row |= {
-            target.format(""): interval.estimate,
-            target.format("_low"): interval.low,
-            target.format("_high"): interval.high,
-        }
-    return row
-
-
-def _choices(members: Sequence[pd.DataFrame], window: str) -> list[dict[str, Any]]:
-    """How often each DDTREE configuration of a sweep is chosen, leaving out one repeat at a time."""
-    empty: list[dict[str, Any]] = [{} for _ in members]
-    swept = [i for i, member in enumerate(members) if member["method"].iloc[0] == "DDTREE"]
-    speeds = {i: succeeded(members[i]).set_index("repeat")[f"throughput_{window}_tok_s"].astype(float) for i in swept}
-    table = pd.DataFrame(speeds).sort_index()
-    if len(swept) < 2 or len(table) < 2:
-        return empty
-    picked = stats.leave_one_repeat_out(table.to_numpy())
-    scores = np.array(picked.scores)
-    score = float(np.exp(np.log(scores[np.isfinite(scores)]).mean())) if np.isfinite(scores).any() else float("nan")
-    counts = [picked.chosen.count(position) for position in range(len(swept))]
-    by_member = dict(zip(table.columns, counts, strict=True))
-    return [
-        {}
-        if i not in by_member
-        else {"chosen_repeats": by_member[i]} | ({"chosen_throughput_tok_s": score} if by_member[i] else {})
-        for i in range(len(members))
-    ]

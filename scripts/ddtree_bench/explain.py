@@ -8,13 +8,13 @@ from typing import Any
 from ddtree_bench import keys
 from ddtree_bench.plan import Cell
 from ddtree_bench.project import Project
-from ddtree_bench.records.store import Store, read_attempt
+from ddtree_bench.records.store import Store
 from ddtree_bench.status import CellStatus, cell_statuses
 
 
 def explain(project: Project) -> str:
     """Return a line for every cell: cached, failed with its reason, or to be measured and what is new about it."""
-    known = _known_identities(Store(project.places.store))
+    known = _known_identities(Store(project.folders.store))
     return "\n".join(f"{status.cell.view}: {_reason(status, known)}" for status in cell_statuses(project))
 
 
@@ -28,8 +28,8 @@ def _reason(status: CellStatus, known: Sequence[Mapping[str, str]]) -> str:
 
 def _known_identities(store: Store) -> list[dict[str, str]]:
     """Return the identity of everything that was ever measured, flattened, each once."""
-    folders = {folder.parents[2]: folder for folder in store.entries()}
-    return [flatten(read_attempt(folder).record["identity"]) for folder in folders.values()]
+    identities = {attempt.record["plan_key"]: attempt.record["identity"] for attempt in store.readable()}
+    return [flatten(identity) for identity in identities.values()]
 
 
 def _what_is_new(cell: Cell, known: Sequence[Mapping[str, str]]) -> str:

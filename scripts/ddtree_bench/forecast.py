@@ -15,7 +15,7 @@ from rich.table import Table
 from ddtree_bench import stats
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project
-from ddtree_bench.records.store import Store, read_attempt
+from ddtree_bench.records.store import Store
 from ddtree_bench.status import CellStatus, cell_statuses
 
 TABLE_WIDTH = 160
@@ -49,8 +49,7 @@ def history(store: Store) -> History:
     """Average what the store's records say about starts and cells."""
     starts: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     requests: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for folder in store.entries():
-        record = read_attempt(folder).record
+    for record in (attempt.record for attempt in store.readable()):
         if record["status"] != "ok":
             continue
         server = record["identity"]["server"]
@@ -68,7 +67,7 @@ def forecast(project: Project) -> str:
     """Return the plan in words: servers and their cells, what is missing, its time, the least detectable effect."""
     statuses = cell_statuses(project)
     missing = [status for status in statuses if status.attempt is None]
-    seconds = history(Store(project.places.store)).seconds(missing)
+    seconds = history(Store(project.folders.store)).seconds(missing)
     starts = {(status.cell.server.key, status.cell.repeat) for status in missing}
     lines = [
         _server_table(project, statuses),
@@ -79,6 +78,7 @@ def forecast(project: Project) -> str:
         known = f"about {seconds / 60:.1f} min, from earlier runs" if seconds is not None else "unknown: no earlier run"
         lines.append(f"time: {known}")
     lines.append(_power(project))
+    lines += _unplanned_comparisons(project)
     return "\n".join(lines)
 
 
@@ -102,6 +102,18 @@ def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
     text = StringIO()
     Console(file=text, width=TABLE_WIDTH).print(table)
     return text.getvalue().rstrip()
+
+
+def _unplanned_comparisons(project: Project) -> list[str]:
+    """Name the comparisons of which nothing can come, since one of their sides is not in the sweep."""
+    servers, lines = project.plan.servers, []
+    for index, comparison in enumerate(project.config.comparisons):
+        wanted = comparison.model_dump(exclude={"baseline"}, exclude_none=True)
+        planned = any(all(getattr(server, key) == value for key, value in wanted.items()) for server in servers)
+        if not planned or not any(server.method == comparison.baseline for server in servers):
+            named = " ".join(f"{key} {value}" for key, value in wanted.items())
+            lines.append(f"warning: comparisons[{index}]: {named} against {comparison.baseline} is not in the sweep")
+    return lines
 
 
 def _power(project: Project) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.plan import Server
-from ddtree_bench.project import Project
+from ddtree_bench.project import Project, Report
 from ddtree_bench.records.files import write_json
 from ddtree_bench.targets.launcher import Launcher, create_launcher
 from ddtree_bench.targets.probe import ModelFiles, check_unchanged, differences, host_key, probe
-
-Report = Callable[[str], None]
 
 
 def target_launcher(project: Project, target: str) -> Launcher:
@@ -23,20 +22,31 @@ def target_launcher(project: Project, target: str) -> Launcher:
     return create_launcher(spec.launcher, lease_directory=Path(spec.lease_dir) if spec.lease_dir else None)
 
 
-def record_host(project: Project, target: str, report: Report) -> dict[str, Any]:
-    """Probe a target with the models of all its servers and write its record, whatever was recorded before."""
+def record_host(project: Project, target: str, report: Report, accept: bool = False) -> dict[str, Any]:
+    """Probe a target with the models of all its servers and write its record.
+
+    Raises HostChanged when it is not what was accepted before, unless `accept` says that it may have changed. The
+    accepted record is kept beside the declared one, which Snakemake removes before it is made anew.
+    """
     launcher = target_launcher(project, target)
     engines = dict.fromkeys(server.engine for server in project.plan.servers if server.target == target)
     record: dict[str, Any] = {"models": {}}
     for engine in engines:
-        probed = probe_now(project, launcher, target, engine)
+        receipt = read_json(project.receipt(target, engine))
+        probed = probe_now(project, launcher, target, engine, receipt)
         record = {**probed, "models": {**record["models"], **probed["models"]}}
+    accepted = project.host_record(target).with_suffix(".accepted.json")
+    if accepted.exists() and not accept:
+        check_unchanged(read_json(accepted), record)
+    write_json(accepted, record)
     _write_record(project.host_record(target), record)
     report(f"{target}: {record['cpu']['model']}, {record['cpu']['cores']} cores, {len(record['gpus'])} GPUs")
     return record
 
 
-def probe_now(project: Project, launcher: Launcher, target: str, engine: str) -> dict[str, Any]:
+def probe_now(
+    project: Project, launcher: Launcher, target: str, engine: str, receipt: Mapping[str, Any]
+) -> dict[str, Any]:
     """Probe a target now with the models that an engine serves there."""
     servers = [s for s in project.plan.servers if (s.target, s.engine) == (target, engine)]
     models = {
@@ -45,7 +55,18 @@ def probe_now(project: Project, launcher: Launcher, target: str, engine: str) ->
         )
         for server in servers
     }
-    return probe(launcher, read_json(project.receipt(target, engine))["python"], engine, list(models.values()))
+    return probe(launcher, receipt["python"], engine, list(models.values()))
+
+
+def confirm_deployment(
+    project: Project, launcher: Launcher, target: str, engine: str, report: Report
+) -> dict[str, Any]:
+    """See that the environment on a target is the one that was built, deploying it again if not; returns the receipt.
+
+    Raises EnvironmentFailed when it cannot be.
+    """
+    wheelhouse = project.manifest(engine).parent
+    return deploy(launcher, wheelhouse, project.deploy_root(target), report=report)
 
 
 def read_host(project: Project, target: str) -> dict[str, Any]:
@@ -63,13 +84,13 @@ def server_host_key(record: Mapping[str, Any], server: Server) -> str:
     return host_key(record, server.model.name, server.drafter.name if server.drafter else None)
 
 
-def confirm_host(project: Project, launcher: Launcher, server: Server) -> dict[str, Any]:
+def confirm_host(project: Project, launcher: Launcher, server: Server, receipt: Mapping[str, Any]) -> dict[str, Any]:
     """Probe the target of a server and hold it against its record, which gains the models that are new.
 
     Raises HostChanged when the machine or a model's content is not what was recorded.
     """
     saved = read_host(project, server.target)
-    now = probe_now(project, launcher, server.target, server.engine)
+    now = probe_now(project, launcher, server.target, server.engine, receipt)
     check_unchanged(saved, now)
     if not knows_models(saved, server):
         record = {**saved, "models": {**saved["models"], **now["models"]}}

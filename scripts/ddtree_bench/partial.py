@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 from ddtree_bench.figures import FIGURES
+from ddtree_bench.outputs import make_report, make_tables, snakemake_command
 from ddtree_bench.plan import Cell
-from ddtree_bench.project import Project
+from ddtree_bench.project import Project, Report
 from ddtree_bench.records.files import write_json
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import cell_view, warmup_view
-from ddtree_bench.reporting import make_report, make_tables, snakemake_command
 from ddtree_bench.status import cell_statuses
 from ddtree_bench.tables import write_tables
 
 
-def partial(project: Project, report: Callable[[str], None]) -> str:
+def partial(project: Project, report: Report) -> str:
     """Make tables, figures and a report below results/partial; returns what is absent and where the report is."""
-    folder = project.places.results / "partial"
+    folder = project.folders.results / "partial"
     statuses = cell_statuses(project)
     present = {status.cell: status.attempt for status in statuses if status.attempt is not None}
     missing = [status.cell.view for status in statuses if status.attempt is None]
@@ -36,7 +35,7 @@ def partial(project: Project, report: Callable[[str], None]) -> str:
 
 def _write_views(project: Project, present: dict[Cell, Attempt]) -> list[Path]:
     """Write the views of the cells that are there, and of the starts they were measured on, below results/partial."""
-    store, folder = Store(project.places.store), project.places.results / "partial"
+    store, folder = Store(project.folders.store), project.folders.results / "partial"
     paths = []
     by_run: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
     for cell, attempt in present.items():

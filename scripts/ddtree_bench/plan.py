@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ddtree_bench import keys
+from ddtree_bench.config.load import ConfigError
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import Coordinates
 from ddtree_bench.load.prompts import prompt_set_sha256, select
@@ -184,7 +185,7 @@ class Run:
     @property
     def name(self) -> str:
         """The run's name: a rule's, and an item of the log."""
-        return f"run_{self.server.target}_{self.server.name}_r{self.repeat}".replace("-", "_")
+        return f"run-{self.server.target}-{self.server.name}-r{self.repeat}"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -216,11 +217,11 @@ class Plan:
         return tuple(dict.fromkeys(cell.server for cell in self.cells))
 
     def run(self, identity: Mapping[str, Any]) -> Run:
-        """Return the run of an identity. Raises KeyError when the configuration does not ask for it."""
+        """Return the run of an identity. Raises ConfigError when the configuration does not ask for it any more."""
         for run in self.runs:
             if run.identity == identity:
                 return run
-        raise KeyError(f"no run {identity} in this configuration")
+        raise ConfigError(["the repository was changed since this pass began; start snakemake again"])
 
 
 def build(config: Config, points: Sequence[Coordinates], root: Path, environment_keys: Mapping[str, str]) -> Plan:
@@ -239,7 +240,23 @@ def build(config: Config, points: Sequence[Coordinates], root: Path, environment
             if drawn not in workloads:
                 workloads[drawn] = _workload(config, point, root)
             cells.append(Cell(servers[point], workloads[drawn], Load(point.concurrency), warmup, repeat))
+    _require_distinct(cells)
     return Plan(tuple(cells), _ordered_runs(cells, config.seed))
+
+
+def _require_distinct(cells: Sequence[Cell]) -> None:
+    """Raise ConfigError when two names of the configuration stand for one and the same cell."""
+    seen: dict[str, Cell] = {}
+    problems = []
+    for cell in cells:
+        first = seen.setdefault(cell.key, cell)
+        if first is not cell and cell.repeat == 1:
+            problems.append(
+                f"sweep: {first.view} and {cell.view} are the same cell under two names; take one of the two models or "
+                "workloads out of the sweep"
+            )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _ordered_runs(cells: Sequence[Cell], seed: int) -> tuple[Run, ...]:

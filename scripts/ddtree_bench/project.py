@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from ddtree_bench import keys, plan
 from ddtree_bench.config import Config, validate
-from ddtree_bench.environments import environment_key
+from ddtree_bench.environments import environment_key, python_tag
 from ddtree_bench.plan import Plan, Run, Server
+
+Report = Callable[[str], None]
+"""Takes a line that tells people how far a command is."""
 
 STORE_VARIABLE = "DDTREE_BENCH_STORE"
 ENVIRONMENTS_VARIABLE = "DDTREE_BENCH_ENVIRONMENTS"
-INVOCATION_VARIABLE = "DDTREE_BENCH_INVOCATION"
 
 
 @dataclass(frozen=True)
-class Places:
+class Folders:
     """Folders of the results. The store and the environments can be shared between clones."""
 
     results: Path
@@ -28,7 +29,7 @@ class Places:
     environments: Path
 
     @classmethod
-    def below(cls, results: Path) -> Places:
+    def below(cls, results: Path) -> Folders:
         """The places below a results folder, unless environment variables name shared ones."""
         return cls(
             results,
@@ -46,19 +47,22 @@ class Project:
 
     config: Config
     plan: Plan
-    places: Places
+    folders: Folders
     root: Path
     environment_keys: Mapping[str, str]
     config_files: tuple[str, ...] = ()
 
+    def environment_name(self, engine: str) -> str:
+        """The name of an engine's environment for this Python: engine, key and tag."""
+        return f"{engine}-{keys.short(self.environment_keys[engine])}-{python_tag()}"
+
     def manifest(self, engine: str) -> Path:
         """The manifest of an engine's wheelhouse."""
-        return self.places.environments / f"{engine}-{keys.short(self.environment_keys[engine])}" / "manifest.json"
+        return self.folders.environments / self.environment_name(engine) / "manifest.json"
 
     def receipt(self, target: str, engine: str) -> Path:
         """The receipt of an engine's deployment on a target."""
-        key = keys.short(self.environment_keys[engine])
-        return self.places.results / "targets" / target / f"deployed-{engine}-{key}.json"
+        return self.folders.results / "targets" / target / f"deployed-{self.environment_name(engine)}.json"
 
     def receipts(self, target: str) -> list[Path]:
         """The receipts of all engines that the plan uses on a target."""
@@ -67,17 +71,21 @@ class Project:
 
     def host_record(self, target: str) -> Path:
         """The probed record of a target."""
-        return self.places.results / "targets" / f"{target}.json"
+        return self.folders.results / "targets" / f"{target}.json"
 
     def deploy_root(self, target: str) -> str:
         """The folder on the target that holds deployed environments."""
         configured = self.config.targets[target].root
-        folder = Path(configured).expanduser() if configured else self.places.environments / "installed"
+        folder = Path(configured).expanduser() if configured else self.folders.environments / "installed"
         return str(folder.absolute())
+
+    def model_name(self, server: Server) -> str:
+        """The key under which the configuration has a server's model."""
+        return next(k for k, m in self.config.models.items() if (m.name, m.revision) == astuple(server.model))
 
     def model_paths(self, server: Server) -> dict[str, str | None]:
         """Where a target keeps a server's models; None where the engine brings them."""
-        model = next(m for m in self.config.models.values() if (m.name, m.revision) == astuple(server.model))
+        model = self.config.models[self.model_name(server)]
         drafter = model.drafter if server.drafter else None
         return {
             "model_path": model.paths.get(server.target),
@@ -86,11 +94,18 @@ class Project:
 
     def views(self, run: Run) -> list[str]:
         """The views of a run's cells."""
-        return [str(self.places.results / cell.view) for cell in run.cells]
+        return [str(self.folders.results / cell.view) for cell in run.cells]
+
+    @property
+    def tables_plan(self) -> str:
+        """Path, below the results folder, of the list of what the tables hold; its name changes with the plan."""
+        comparisons = [comparison.model_dump() for comparison in self.config.comparisons]
+        digest = keys.digest([[cell.view for cell in self.plan.cells], comparisons, self.config.description])
+        return f"tables/plan.{keys.short(digest)}.json"
 
     def all_views(self) -> list[str]:
         """The views of every cell of the plan."""
-        return [str(self.places.results / cell.view) for cell in self.plan.cells]
+        return [str(self.folders.results / cell.view) for cell in self.plan.cells]
 
 
 def open_project(
@@ -104,9 +119,4 @@ def open_project(
     engines = dict.fromkeys(point.engine for point in points)
     environment_keys = {engine: environment_key(engine, root / "envs") for engine in engines}
     planned = plan.build(config, points, root, environment_keys)
-    return Project(config, planned, Places.below(results), root, environment_keys, tuple(config_files))
-
-
-def invocation_id() -> str:
-    """Name this pass over the plan once for all processes that it starts: cells of one pass and repeat form a block."""
-    return os.environ.setdefault(INVOCATION_VARIABLE, uuid.uuid4().hex[:12])
+    return Project(config, planned, Folders.below(results), root, environment_keys, tuple(config_files))

@@ -13,16 +13,16 @@ from ddtree_bench.config import ConfigError
 from ddtree_bench.environments import EnvironmentFailed
 from ddtree_bench.records.store import StoreError
 from ddtree_bench.servers.ready import ServerFailed
-from ddtree_bench.tables import MissingEntry
+from ddtree_bench.tables import TablesError
 from ddtree_bench.targets.launcher import TargetError
 from ddtree_bench.targets.lifeline import Interrupted
 
-USER_ERRORS = (ConfigError, EnvironmentFailed, MissingEntry, ServerFailed, StoreError, TargetError)
+USER_ERRORS = (ConfigError, EnvironmentFailed, ServerFailed, StoreError, TablesError, TargetError)
 """Errors whose message says what to do; a traceback would hide it."""
 
 
 @contextmanager
-def reporting(log: Path | str) -> Iterator[Callable[[str], None]]:
+def logged_to(log: Path | str) -> Iterator[Callable[[str], None]]:
     """Yield a function that reports a line; end the process with status 1 on an error that a user can mend.
 
     Other errors pass on with their traceback, which the log gets too.

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ddtree_bench.hosts import confirm_host, knows_models, read_host, server_host_key, target_launcher
+from ddtree_bench.hosts import (
+    confirm_deployment,
+    confirm_host,
+    knows_models,
+    read_host,
+    server_host_key,
+    target_launcher,
+)
 from ddtree_bench.plan import Cell, Run
-from ddtree_bench.project import Project
+from ddtree_bench.project import Project, Report
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import write_run_views
-from ddtree_bench.session import Session
+from ddtree_bench.run_start import RunStart
 from ddtree_bench.targets.lifeline import Interruption, tied_to_ancestors
-
-Report = Callable[[str], None]
 
 
 def measure_run(project: Project, run: Run, report: Report) -> None:
@@ -22,7 +27,7 @@ def measure_run(project: Project, run: Run, report: Report) -> None:
     A cell that cannot be measured is stored as failed, with its reason. Raises TargetError when the target, and not the
     server under test, is at fault, and Interrupted when the process was told to end; the server is stopped in any case.
     """
-    store = Store(project.places.store)
+    store = Store(project.folders.store)
     host = read_host(project, run.server.target)
     attempts = _attempts(project, run, store, host)
     if len(attempts) < len(run.cells):
@@ -30,7 +35,7 @@ def measure_run(project: Project, run: Run, report: Report) -> None:
             attempts = _measure_missing(project, run, store, interruption, report)
     else:
         report(f"all {len(run.cells)} cells are in the store")
-    write_run_views(run, attempts, store, project.places.results)
+    write_run_views(run, attempts, store, project.folders.results)
 
 
 def _attempts(
@@ -50,7 +55,9 @@ def _measure_missing(
 ) -> dict[Cell, Attempt]:
     launcher = target_launcher(project, run.server.target)
     with launcher.acquire(run.name, project.config.targets[run.server.target].lease_wait_s, report):
-        host = confirm_host(project, launcher, run.server)
+        store.check_writable()
+        receipt = confirm_deployment(project, launcher, run.server.target, run.server.engine, report)
+        host = confirm_host(project, launcher, run.server, receipt)
         # Somebody else may have measured these cells into a shared store while this run waited for the target.
         present = _attempts(project, run, store, host)
         pending = [cell for cell in run.cells if cell not in present]
@@ -58,6 +65,6 @@ def _measure_missing(
         while pending:
             starts_left -= 1
             report(f"{run.server.name}, repeat {run.repeat}: {len(pending)} cells to measure")
-            session = Session(project, run, store, launcher, host, report)
-            pending = session.measure(pending, interruption, is_last=starts_left == 0)
+            start = RunStart(project, run, store, launcher, host, receipt, report)
+            pending = start.measure(pending, interruption, starts_left)
     return _attempts(project, run, store, host, retry=False)

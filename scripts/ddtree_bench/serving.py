@@ -3,51 +3,63 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench.config import ConfigError
 from ddtree_bench.environments.build import build
-from ddtree_bench.environments.deploy import deploy
-from ddtree_bench.hosts import target_launcher
-from ddtree_bench.project import Project, open_project
+from ddtree_bench.hosts import confirm_deployment, target_launcher
+from ddtree_bench.plan import Server
+from ddtree_bench.project import Project, Report, open_project
+from ddtree_bench.run_start import passed_environment, server_place
 from ddtree_bench.servers.serve import serve
-from ddtree_bench.session import server_place
-
-Report = Callable[[str], None]
 
 CHOICES = ("target", "model", "method", "budget", "topk_cap", "block_size")
-"""What of a sweep block the command line may choose."""
+"""What of a server the command line may choose."""
 
 
-def open_serving(tree: Mapping[str, Any], root: Path, chosen: Mapping[str, Any]) -> Project:
-    """Open a configuration whose sweep is narrowed to one server: the first block's first values where none is chosen.
+def choose_server(tree: Mapping[str, Any], root: Path, chosen: Mapping[str, Any]) -> tuple[Project, Server]:
+    """Return the planned server that the choices leave, or the one that the first sweep block would give for them.
 
-    Raises ConfigError as for any configuration.
+    Raises ConfigError as for any configuration, and with the servers' names when several are left.
     """
-    first = tree["sweep"][0]
+    wanted = {key: chosen[key] for key in CHOICES if chosen.get(key) is not None}
+    project = open_project(tree, root, root / "results")
+    planned = [server for server in project.plan.servers if _is_wanted(project, server, wanted)]
+    if len(planned) > 1:
+        names = ", ".join(server.name for server in planned)
+        raise ConfigError(
+            [f"serve: several servers are meant: {names}; choose one by budget, cap, block, model or target"]
+        )
+    if planned:
+        return project, planned[0]
+    first = {**tree["sweep"][0], **wanted, "include": [], "exclude": []}
     narrowed = {key: value[:1] if isinstance(value, list) else value for key, value in first.items()}
-    narrowed |= {key: chosen[key] for key in CHOICES if chosen.get(key) is not None}
-    for key in ("include", "exclude"):
-        narrowed.pop(key, None)
     changes = {"sweep": [narrowed], "repeats": 1, "allow_missing_baseline": True, "comparisons": []}
-    return open_project({**tree, **changes}, root, root / "results")
+    project = open_project({**tree, **changes}, root, root / "results")
+    return project, project.plan.servers[0]
 
 
-def serve_project(project: Project, port: int, report: Report) -> None:
-    """Serve the one server of a project until a signal ends it; prints its base URL when it is ready.
+def _is_wanted(project: Project, server: Server, wanted: Mapping[str, Any]) -> bool:
+    values = {**asdict(server), "model": project.model_name(server)}
+    return all(values[key] == value for key, value in wanted.items())
+
+
+def serve_project(project: Project, server: Server, port: int, report: Report) -> None:
+    """Serve one server of a project until a signal ends it; prints its base URL when it is ready.
 
     The environment is built and deployed first where it is not there yet. Raises ServerFailed and TargetError.
     """
-    (server,) = project.plan.servers
     target = project.config.targets[server.target]
     launcher = target_launcher(project, server.target)
     wheelhouse = project.manifest(server.engine).parent
     build(server.engine, project.root / "envs", wheelhouse, report=report)
-    receipt = deploy(launcher, wheelhouse, project.deploy_root(server.target), report=report)
+    receipt = confirm_deployment(project, launcher, server.target, server.engine, report)
     start_id = uuid.uuid4().hex[:12]
     place = server_place(project, launcher, server, receipt["python"], start_id, port)
-    log_path = project.places.results / "logs" / "servers" / server.target / f"{server.name}-serve-{start_id}.log"
+    log_path = project.folders.results / "logs" / "servers" / server.target / f"{server.name}-serve-{start_id}.log"
     serve(
         launcher,
         server,
@@ -57,4 +69,5 @@ def serve_project(project: Project, port: int, report: Report) -> None:
         stop_grace_s=target.stop_grace_s,
         timeout_s=target.start_timeout_s,
         report=report,
+        env=passed_environment(target),
     )

@@ -43,7 +43,7 @@ def host_keys(project: Project) -> dict[str, str]:
 
 def cell_statuses(project: Project) -> list[CellStatus]:
     """Return the state of every cell of the plan; all are missing on a target that was never probed."""
-    store, hosts = Store(project.places.store), host_keys(project)
+    store, hosts = Store(project.folders.store), host_keys(project)
     return [
         CellStatus(cell, store.latest(cell.key, hosts[cell.server.key]) if cell.server.key in hosts else None)
         for cell in project.plan.cells
@@ -55,7 +55,7 @@ def summary(project: Project) -> str:
     counts: Counter[str] = Counter()
     warnings = []
     for cell in project.plan.cells:
-        path = project.places.results / cell.view
+        path = project.folders.results / cell.view
         if not path.exists():
             counts["absent"] += 1
             continue
@@ -68,7 +68,7 @@ def summary(project: Project) -> str:
     lines += warnings
     if warnings:
         lines.append("Failed cells are kept as results; measure them again with: snakemake --config retry_failed=true")
-    report = project.places.results / "report.html"
+    report = project.folders.results / "report.html"
     if report.exists():
         lines.append(f"report: {report}")
     return "\n".join(lines)
@@ -86,9 +86,9 @@ def runs_with_failures(project: Project) -> frozenset[Run]:
 
 def prune(project: Project) -> list[Path]:
     """Remove views that no cell of the plan stands for; the store is not touched. Returns what was removed."""
-    wanted = {project.places.results / cell.view for cell in project.plan.cells}
-    wanted |= {project.places.results / run.warmup_view for run in project.plan.runs}
-    removed = [path for path in sorted((project.places.results / "cells").glob("*/*/*.json")) if path not in wanted]
+    wanted = {project.folders.results / cell.view for cell in project.plan.cells}
+    wanted |= {project.folders.results / run.warmup_view for run in project.plan.runs}
+    removed = [path for path in sorted((project.folders.results / "cells").glob("*/*/*.json")) if path not in wanted]
     for path in removed:
         path.unlink()
     return removed

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ddtree_bench import columns, comparisons, keys, metrics
+from ddtree_bench import budgets, columns, comparisons, keys, metrics
+from ddtree_bench.lossless import Answers
 from ddtree_bench.records.files import sha256_file
-from ddtree_bench.records.store import REQUESTS, StoreError, read_attempt
+from ddtree_bench.records.store import REQUESTS, SERVER_SAMPLES, StoreError, read_attempt
 from ddtree_bench.records.views import read_view
 from ddtree_bench.targets.probe import host_key
 
@@ -19,7 +21,15 @@ SIGNIFICANT_DIGITS = 12
 PANDAS_TYPES = {"text": "object", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
-class MissingEntry(FileNotFoundError):
+COUNTER_TOLERANCE = 0.01
+"""Share by which the client's tokens may differ from the server's count."""
+
+
+class TablesError(ValueError):
+    """Views, entries or table files that no tables can be made of; the message names them and the remedy."""
+
+
+class MissingEntry(TablesError):
     """A view whose store entry is absent or is not the one that the view was copied from."""
 
 
@@ -41,7 +51,7 @@ def build_tables(
     ------
     MissingEntry
         A view's entry is absent or differs in content; the message names both.
-    ValueError
+    TablesError
         Two views stand for one cell; the message names both.
     KeyError
         A metric has no documentation in `columns`.
@@ -54,8 +64,9 @@ def build_tables(
         _add_cell(rows, record, folder)
     rows["runs"] = _run_rows([record for record, _ in records])
     frames = {name: typed(found, name) for name, found in rows.items()}
-    frames["speedup"] = typed(comparisons.speedup_rows(frames["cells"], named), "speedup")
-    frames["budget"] = typed(comparisons.budget_rows(frames["cells"]), "budget")
+    answers = Answers(frames["requests"], _reader({record["plan_key"]: folder for record, folder in records}))
+    frames["speedup"] = typed(comparisons.speedup_rows(frames["cells"], named, answers), "speedup")
+    frames["budget"] = typed(budgets.budget_rows(frames["cells"]), "budget")
     return {name: frames[name] for name in TABLES}
 
 
@@ -75,14 +86,19 @@ def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Read what `write_tables` wrote; every value and type comes back as it was.
 
-    Raises FileNotFoundError naming the table that is absent, and ValueError naming a column that is not documented.
+    Raises TablesError naming the table that is absent, or the columns in which it differs from this version's.
     """
     tables = {}
     for name in TABLES:
         path = folder / f"{name}.csv"
         if not path.exists():
-            raise FileNotFoundError(f"{path}: no such table; `snakemake make_tables` makes it")
+            raise TablesError(f"{path}: no such table; `snakemake make_tables` makes it")
         raw = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""])
+        if differing := sorted(set(raw.columns) ^ set(columns.TABLES[name])):
+            raise TablesError(
+                f"{path}: of another version, which differs in {', '.join(differing)}; "
+                "`snakemake --force make_tables` makes it anew"
+            )
         tables[name] = _convert(raw, name)
     return tables
 
@@ -106,8 +122,6 @@ def _convert(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     known = columns.TABLES[table]
     converted = {}
     for name in frame.columns:
-        if name not in known:
-            raise ValueError(f"table {table} has a column {name} that this version does not know")
         values, kind = frame[name], known[name].kind
         if kind == "float":
             numbers = pd.to_numeric(values).astype("float64")
@@ -127,7 +141,18 @@ def _require_distinct(views: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
     for path, view in views:
         first = seen.setdefault(view["plan_key"], path)
         if first != path:
-            raise ValueError(f"{first} and {path} stand for the same cell; delete the one whose name is out of date")
+            raise TablesError(f"{first} and {path} stand for the same cell; delete the one whose name is out of date")
+
+
+def _reader(folders: Mapping[str, Path]) -> Callable[[str], Mapping[int, str]]:
+    """A function from a cell's plan key to the texts of its requests by index."""
+
+    @lru_cache(maxsize=8)
+    def texts(plan_key: str) -> Mapping[int, str]:
+        frame = pd.read_parquet(folders[plan_key] / REQUESTS, columns=["index", "text"])
+        return dict(zip(frame["index"], frame["text"], strict=True))
+
+    return texts
 
 
 def _attempt(path: Path, view: Mapping[str, Any], store: Path) -> Path:
@@ -185,6 +210,24 @@ def _cell_columns(record: Mapping[str, Any]) -> dict[str, Any]:
         "load": labels["load"],
         "concurrency": identity["load"]["concurrency"],
         "repeat": identity["repeat"],
+        **_read_back(record),
+        **_server_counts(record),
+    }
+
+
+def _read_back(record: Mapping[str, Any]) -> dict[str, Any]:
+    info = record.get("server_info") or {}
+    return {name: info.get("version" if name == "engine_version" else name) for name in columns.READ_BACK}
+
+
+def _server_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the server counted over the cell; None where the engine has no such counter."""
+    counters = record.get("counters") or {}
+    before, after = counters.get("before") or {}, counters.get("after") or {}
+    names = {"server_generation_tokens": "generation_tokens_total", "server_verify_calls": "verify_calls_total"}
+    return {
+        column: after[name] - before[name] if name in before and name in after else None
+        for column, name in names.items()
     }
 
 
@@ -200,7 +243,22 @@ def _add_cell(rows: dict[str, list[dict[str, Any]]], record: Mapping[str, Any], 
     rows["requests"] += [key | row for row in metrics.request_metrics(requests).to_dict("records")]
     if record["status"] == "ok":
         cell |= metrics.cell_metrics(requests, cell["concurrency"], cell["method"])
+        cell |= {
+            "answered_sha256": _answered(requests),
+            "counter_mismatch": _mismatch(cell["output_tokens_all_requests"], cell["server_generation_tokens"]),
+        }
+        if (folder / SERVER_SAMPLES).exists():
+            cell |= metrics.server_load(pd.read_parquet(folder / SERVER_SAMPLES))
         rows["acceptance"] += [key | row for row in metrics.acceptance_by_depth(requests).to_dict("records")]
+
+
+def _answered(requests: pd.DataFrame) -> str:
+    ok = requests[requests["status"] == "ok"].sort_values("index")
+    return keys.digest([[int(i), sha] for i, sha in zip(ok["index"], ok["prompt_sha256"], strict=True)])
+
+
+def _mismatch(client: int | None, server: int | None) -> bool | None:
+    return None if client is None or server is None else abs(client - server) > COUNTER_TOLERANCE * server
 
 
 def _run_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -213,7 +271,6 @@ def _run_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _run_row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = min(records, key=lambda record: str(record["started_at"]))
-    info = first.get("server_info") or {}
     return {
         **_server_columns(first),
         "repeat": first["identity"]["repeat"],
@@ -225,8 +282,7 @@ def _run_row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ended_at": max(str(record["ended_at"]) for record in records),
         "cells_ok": sum(record["status"] == "ok" for record in records),
         "cells_failed": sum(record["status"] != "ok" for record in records),
-        "engine_version": info.get("version"),
-        **{name: info.get(name) for name in ("numerics", "bit_exact", "threads")},
+        **_read_back(first),
         **_host_columns(first["host"]),
     }
 

@@ -13,9 +13,11 @@ import pytest
 import requests
 import torch
 from ddtree_reference import startup, tokenizer
+from ddtree_reference.decode import Method
 from ddtree_reference.startup import Opened
 
 READY_SECONDS = 90
+WIDEST = Method("DDTREE", budget=64)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,12 +27,12 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Opened:
-    return startup.open_engine("smollm2", "auto", 65)
+    return startup.open_engine("smollm2", "auto", [WIDEST])
 
 
 @pytest.fixture(scope="session")
 def toy() -> Opened:
-    return startup.open_engine("toy", "auto", 65)
+    return startup.open_engine("toy", "auto", [WIDEST])
 
 
 def chat_ids(opened: Opened, prompt: str) -> list[int]:

@@ -8,6 +8,8 @@ import pytest
 from ddtree_reference import cli, lossless, tree, worker
 from ddtree_reference.decode import Method
 
+HELDOUT = Path(__file__).parents[2] / "config" / "prompts" / "heldout.jsonl"
+
 
 def test_files_names_what_a_probe_fingerprints(capsys: pytest.CaptureFixture[str]) -> None:
     for name, suffix in (("smollm2", (".gguf", ".safetensors")), ("toy", (".py", ".py"))):
@@ -90,6 +92,17 @@ def test_check_lossless_fails_when_a_wrong_draft_is_accepted(tmp_path: Path, mon
     assert tally["differing_prompts"]
 
 
+def test_check_lossless_wants_to_be_told_the_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check-lossless", "--model", "toy"])
+    assert ended.value.code == 2
+    assert "required: --prompts" in capsys.readouterr().err
+
+
+def test_the_repositorys_prompts_are_enough_for_the_bar() -> None:
+    assert len({entry["prompt"] for entry in lossless.read_prompts(HELDOUT)}) >= 48
+
+
 def test_prompts_without_an_id_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "a", "prompt": "x"}\n{"prompt": "y"}\n')
@@ -100,10 +113,11 @@ def test_prompts_without_an_id_are_named(tmp_path: Path, caplog: pytest.LogCaptu
 def test_faults_are_for_one_method_and_budget() -> None:
     eight = Method("DDTREE", budget=8)
     assert worker.parse_fault(None, eight) is None
-    assert worker.parse_fault("DDTREE:8@start", eight) == worker.Fault(None)
-    assert worker.parse_fault("DDTREE@prompt=a=b@c", eight) == worker.Fault("a=b@c")
+    assert worker.parse_fault("DDTREE:8@start", eight) == worker.Fault("start")
+    assert worker.parse_fault("DDTREE@prompt=a=b@c", eight) == worker.Fault("prompt", "a=b@c")
+    assert worker.parse_fault("DDTREE:8@raise=x", eight) == worker.Fault("raise", "x")
     assert worker.parse_fault("DDTREE:16@start", eight) is None
     assert worker.parse_fault("AR@start", eight) is None
-    for wrong in ("DDTREE", "DDTREE@later", "TREE@start"):
+    for wrong in ("DDTREE", "DDTREE@later", "TREE@start", "DDTREE@start=x", "DDTREE@raise"):
         with pytest.raises(ValueError, match="METHOD"):
             worker.parse_fault(wrong, eight)

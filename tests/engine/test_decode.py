@@ -53,7 +53,7 @@ def test_the_toy_is_lossless_at_every_budget_and_cap(toy: Opened, method: Method
 
 
 def test_fp32_is_lossless_too() -> None:
-    opened = startup.open_engine("smollm2", "fp32", 17)
+    opened = startup.open_engine("smollm2", "fp32", [Method("DDTREE", budget=16)])
     assert opened.engine.target.numerics == "fp32"
     ids = chat_ids(opened, "What is 2+2? Answer with just the number")
     expected = answer(opened, AR, ids, 16, opened.tokenizer.eos)

@@ -10,6 +10,7 @@ from ddtree_reference import assets, drafter, lossless
 from ddtree_reference.startup import Opened
 
 TRAINING_PROMPTS = Path(ddtree_reference.__file__).parent.parent / "training" / "training_prompts.txt"
+HELDOUT = Path(__file__).parents[2] / "config" / "prompts" / "heldout.jsonl"
 
 
 def test_quantised_rows_are_within_half_a_step() -> None:
@@ -70,7 +71,7 @@ def test_the_weights_are_small_and_of_the_shape_the_card_states(smollm2: Opened)
     assert smollm2.engine.drafter.vocabulary.numel() == len(set(smollm2.engine.drafter.vocabulary.tolist())) == 8192
 
 
-def test_training_prompts_are_listed_and_the_checks_prompts_are_not_among_them() -> None:
+def test_training_prompts_are_listed_and_the_held_out_prompts_are_not_among_them() -> None:
     training = TRAINING_PROMPTS.read_text(encoding="utf-8").splitlines()
     assert len(training) == len(set(training)) == 1897
-    assert {entry["prompt"] for entry in lossless.read_prompts(lossless.PROMPTS)}.isdisjoint(training)
+    assert {entry["prompt"] for entry in lossless.read_prompts(HELDOUT)}.isdisjoint(training)

@@ -157,11 +157,34 @@ def test_max_completion_tokens_is_the_newer_name(toy_ar: Server) -> None:
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, 400, "messages.0.content"),
-        ({"n": 2}, 400, "n:"),
+        ({"n": 2}, 400, "n: 2 is not supported here; leave it out or send 1"),
+        ({"n": True}, 400, "n: True"),
+        ({"best_of": 3}, 400, "best_of"),
         ({"stop": ["a", ""]}, 400, "stop"),
         ({"top_p": 0}, 400, "top_p"),
+        ({"min_p": 0.1}, 400, "min_p"),
+        ({"min_tokens": 8}, 400, "min_tokens"),
         ({"presence_penalty": 1}, 400, "presence_penalty"),
-        ({"logprobs": True}, 400, "logprobs"),
+        ({"frequency_penalty": -0.5}, 400, "frequency_penalty"),
+        ({"repetition_penalty": 1.1}, 400, "repetition_penalty"),
+        ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
+        ({"logprobs": True}, 400, "logprobs: True is not supported here; leave it out or send false"),
+        ({"logprobs": 0}, 400, "logprobs: 0"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"stop_token_ids": [5]}, 400, "stop_token_ids"),
+        ({"bad_words": ["a"]}, 400, "bad_words"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"guided_regex": "a+"}, 400, "guided_regex: 'a+' is not supported here; leave it out"),
+        ({"skip_special_tokens": False}, 400, "skip_special_tokens"),
+        ({"continue_final_message": True}, 400, "continue_final_message"),
+        ({"echo": True}, 400, "echo"),
+        ({"max_tokens": True}, 400, "max_tokens"),
+        ({"seed": 1.5}, 400, "seed"),
+        ({"stop": "\ud83d"}, 400, "stop is not valid Unicode: U+D83D alone at character 0"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400, "prompt is not valid Unicode: U+D800"),
+        ({"messages": [{"role": "\ud800", "content": "a"}]}, 400, "messages.0.role"),
+        ({"model": "\ud800"}, 404, "is not served here"),
+        ({"regex": "\ud800"}, 400, "regex"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
     ],
 )
@@ -171,6 +194,39 @@ def test_requests_the_server_cannot_do(toy_ar: Server, change: dict[str, Any], s
     error = response.json()["error"]
     assert message in error["message"]
     assert error["code"] == status and error["type"] == "invalid_request_error"
+
+
+OFF: dict[str, Any] = {
+    "n": 1, "best_of": 1, "min_p": 0, "min_tokens": 0, "presence_penalty": 0, "frequency_penalty": 0.0,
+    "repetition_penalty": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "stop_token_ids": [],
+    "response_format": {"type": "text"}, "tools": [], "skip_special_tokens": True, "stop": [], "regex": None,
+}  # fmt: skip
+
+
+def test_fields_that_are_off_and_fields_without_a_say_pass(toy_ar: Server) -> None:
+    expected = content(whole(toy_ar))
+    assert content(whole(toy_ar, **OFF, user="me", metadata={"a": "b"}, top_p=0.5, top_k=3, seed=7)) == expected
+    nothing = dict.fromkeys(OFF)
+    assert content(whole(toy_ar, **nothing)) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": [True]}, "prompt.list[int].0"),
+        ({"prompt": [104, 1.0]}, "prompt.list[int].1"),
+        ({"prompt": []}, "at least one token"),
+        ({"prompt": "a\udfff"}, "prompt is not valid Unicode: U+DFFF alone at character 1"),
+        ({"stop": ["x", "\ud800"]}, "stop is not valid Unicode"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+    ],
+)
+def test_completions_the_server_cannot_do(toy_ar: Server, change: dict[str, Any], message: str) -> None:
+    response = toy_ar.post("/v1/completions", {"prompt": "hello", "max_tokens": 4} | change)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
 
 
 def test_malformed_requests_leave_the_server_up(toy_ar: Server) -> None:
@@ -325,6 +381,24 @@ def test_a_fault_in_an_answer_kills_the_server_after_the_first_tokens(serve: Lau
             received += piece
     assert b'"content"' in received and b"[DONE]" not in received
     assert server.process.wait(20) == 3
+
+
+def test_an_engine_that_raises_fails_one_request_only(serve: Launch) -> None:
+    server = serve("--model", "toy", "--speculative-algorithm", "DDTREE", fault="DDTREE:8@raise=haiku")
+    haiku = CHAT | {"messages": [{"role": "user", "content": "a haiku please"}]}
+    response = server.post("/v1/chat/completions", haiku)
+    assert response.status_code == 500
+    error = response.json()["error"]
+    assert error["type"] == "internal_error" and error["code"] == 500
+    assert "raise on a prompt that contains 'haiku'" in error["message"]
+    assert len(content(whole(server))) == 40
+    *spoken, last = events(server.post("/v1/chat/completions", haiku | {"stream": True}))
+    assert "".join(text_of(event) for event in spoken), "the first tokens arrived"
+    assert last == {"error": error}
+    assert len(content(whole(server))) == 40
+    assert wait_until_idle(server)["requests_total"] == 4
+    assert server.get("/health").status_code == 200
+    assert "Traceback" in server.log.read_text()
 
 
 def test_sigterm_ends_the_server_in_the_middle_of_an_answer(serve: Launch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddtree_bench.plan import ModelRef, Server
-from ddtree_bench.servers.commands import Place
+from ddtree_bench.servers.command_line import Place
 from ddtree_bench.servers.ready import ServerFailed
 from ddtree_bench.servers.serve import serve
 from ddtree_bench.targets.local import LocalLauncher

@@ -75,11 +75,14 @@ class ScriptedServer:
     """Serves on a free port of the loopback until closed; `answer` maps a request's JSON body to its script.
 
     `requests` holds the bodies in the order they came, `connections` counts what was accepted, `most_in_flight` the
-    most requests that were being answered at once.
+    most requests that were being answered at once. Of these `admits` run and the others queue, as `counters` of its
+    /server_info tells.
     """
 
-    def __init__(self, answer: Callable[[dict[str, Any]], Script]) -> None:
+    def __init__(self, answer: Callable[[dict[str, Any]], Script], admits: int = 1000) -> None:
         self._answer = answer
+        self._admitted = threading.Semaphore(admits)
+        self._running = 0
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
@@ -130,7 +133,8 @@ class ScriptedServer:
                     length = int(value) if name.lower() == "content-length" else length
                 body = reader.read(length)
                 if method == "GET":
-                    self._send(connection, Script([(0, b'{"data": []}')], content_type="application/json"))
+                    body = json.dumps({"data": [], "counters": self.counters()}).encode()
+                    self._send(connection, Script([(0, body)], content_type="application/json"))
                     continue
                 with self._lock:
                     self.requests.append(json.loads(body))
@@ -138,11 +142,26 @@ class ScriptedServer:
                     self._in_flight += 1
                     self.most_in_flight = max(self.most_in_flight, self._in_flight)
                 try:
-                    if not self._send(connection, self._answer(json.loads(body))):
+                    if not self._run(connection, json.loads(body)):
                         return
                 finally:
                     with self._lock:
                         self._in_flight -= 1
+
+    def counters(self) -> dict[str, int]:
+        """Requests that run and that queue."""
+        with self._lock:
+            return {"running_requests": self._running, "queued_requests": self._in_flight - self._running}
+
+    def _run(self, connection: socket.socket, body: dict[str, Any]) -> bool:
+        with self._admitted:
+            with self._lock:
+                self._running += 1
+            try:
+                return self._send(connection, self._answer(body))
+            finally:
+                with self._lock:
+                    self._running -= 1
 
     def _send(self, connection: socket.socket, script: Script) -> bool:
         """Send an answer; return whether the connection can take another request."""

@@ -51,12 +51,20 @@ HOST: dict[str, Any] = {
     },
 }
 
+SERVER_INFO: dict[str, Any] = {"version": "0.1.0", "numerics": "mixed", "bit_exact": True, "threads": 2}
+
 DEMO = (AR, DFLASH, tree(4), tree(8), tree(16))
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What to make. `failing` maps (server name, repeat) to the reason; `blocks` overrides a server's block by name."""
+    """What to make.
+
+    By (server name, repeat): `failing` is the reason of a failed cell, `failing_requests` the requests that time out.
+    By server name: `blocks` overrides the block, `server_info` and `spec` fields of what the server says of itself and
+    of a request, `overcount` scales its counter of tokens, `cached` is the prefix cache's part of each prompt.
+    `texts` replaces the answer to (server name, index).
+    """
 
     servers: Sequence[Server] = DEMO
     repeats: int = 3
@@ -67,7 +75,14 @@ class Simulation:
     run_sd: float = 0.02
     seed: int = 7
     failing: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    failing_requests: Mapping[tuple[str, int], Sequence[int]] = field(default_factory=dict)
     blocks: Mapping[str, str] = field(default_factory=dict)
+    server_info: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    spec: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    overcount: Mapping[str, float] = field(default_factory=dict)
+    cached: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    repeat_prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +124,7 @@ def _cells(server: Server, simulation: Simulation, repeat: int) -> list[Cell]:
             -1,
             0,
             False,
-            False,
+            simulation.repeat_prompts,
             "chat",
         )
         for i, name in enumerate(simulation.workloads)
@@ -125,6 +140,7 @@ def _add(store: Store, cell: Cell, simulation: Simulation, factor: float) -> Any
     server, repeat = cell.server, cell.repeat
     reason = simulation.failing.get((server.name, repeat))
     stamp = f"2026-05-0{min(repeat, 9)}T10:{_number(server) % 60:02d}:00.000+00:00"
+    frame = None if reason else simulate_requests(cell, factor, simulation)
     record = {
         "schema": 1,
         "plan_key": cell.key,
@@ -142,13 +158,13 @@ def _add(store: Store, cell: Cell, simulation: Simulation, factor: float) -> Any
         "warmup": {},
         "host": HOST,
         "environment": {},
-        "server_info": {"version": "0.1.0", "numerics": "mixed", "bit_exact": True, "threads": 2},
-        "counters": {},
+        "server_info": {"version": "0.1.0", "numerics": "mixed", "bit_exact": True, "threads": 2}
+        | dict(simulation.server_info.get(server.name, {})),
+        "counters": {} if frame is None else counters(frame, simulation.overcount.get(server.name, 1.0)),
         "client": {},
     }
     # JSON has no tuples; a record that is read back is what its digest is taken of.
     record = json.loads(json.dumps(record))
-    frame = None if reason else simulate_requests(cell, factor, simulation.seed)
 
     def write(folder: Path) -> None:
         (folder / "server.log").write_text("log\n")
@@ -156,6 +172,14 @@ def _add(store: Store, cell: Cell, simulation: Simulation, factor: float) -> Any
             frame.to_parquet(folder / REQUESTS)
 
     return store.add(record, write)
+
+
+def counters(frame: pd.DataFrame, overcount: float) -> dict[str, dict[str, int]]:
+    """The server's counters before and after the cell: they begin with what the warm-up left."""
+    rounds = sum(json.loads(spec)["spec_verify_ct"] for spec in frame["spec"])
+    tokens = round(overcount * int(frame["completion_tokens"].sum()))
+    before = {"generation_tokens_total": 68, "verify_calls_total": 42}
+    return {"before": before, "after": {"generation_tokens_total": 68 + tokens, "verify_calls_total": 42 + rounds}}
 
 
 def hit_rate(server: Server) -> float:
@@ -169,25 +193,34 @@ def round_seconds(server: Server, concurrency: int) -> float:
     return STEP_S * (1 + 0.012 * (rows - 1)) + (0.006 if server.drafter else 0.0)
 
 
-def simulate_requests(cell: Cell, factor: float, seed: int) -> pd.DataFrame:
+def simulate_requests(cell: Cell, factor: float, simulation: Simulation) -> pd.DataFrame:
     """Raw stamps of a cell in the layout of requests.parquet: greedy, so accepted drafts repeat between runs."""
     concurrency = cell.load.concurrency
     free = np.zeros(concurrency)
-    clock = np.random.default_rng([seed, cell.repeat, _number(cell.server), concurrency])
+    clock = np.random.default_rng([simulation.seed, cell.repeat, _number(cell.server), concurrency])
+    timed_out = simulation.failing_requests.get((cell.server.name, cell.repeat), ())
     rows = []
     for index in range(cell.workload.n_prompts):
         worker = int(np.argmin(free))
-        row = _request(cell, index, worker, 1000.0 + free[worker], factor, seed, clock)
+        row = _request(cell, index, worker, 1000.0 + free[worker], factor, simulation, clock)
+        if index in timed_out:
+            row |= {"status": "timeout", "error": "no event for 60 s", "finish_reason": None}
         free[worker] = row["t_end"] - 1000.0
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def _request(
-    cell: Cell, index: int, worker: int, t_send: float, factor: float, seed: int, clock: np.random.Generator
+    cell: Cell,
+    index: int,
+    worker: int,
+    t_send: float,
+    factor: float,
+    simulation: Simulation,
+    clock: np.random.Generator,
 ) -> dict[str, Any]:
     server, total = cell.server, cell.workload.max_tokens
-    draws = np.random.default_rng([seed, index, _number(server)])
+    draws = np.random.default_rng([simulation.seed, index, _number(server)])
     accepted, committed = [], [1]
     deepest = min(BLOCK - 1, server.budget or BLOCK - 1)
     while committed[-1] < total:
@@ -200,7 +233,7 @@ def _request(
     gaps = pace * np.exp(clock.normal(0, 0.03, len(accepted)))
     times = t_send + PREFILL_S * factor + np.concatenate([[0.0], np.cumsum(gaps)])
     n = len(times)
-    histogram = np.bincount(accepted, minlength=BLOCK).tolist()
+    histogram = np.bincount(accepted).tolist()
     spec = {
         "spec_verify_ct": len(accepted) if server.drafter else 0,
         "spec_accept_length": total / len(accepted) if server.drafter else None,
@@ -208,6 +241,14 @@ def _request(
         "spec_num_proposed_drafts": len(accepted) * (server.verify_width - 1),
         "spec_correct_drafts_histogram": histogram if server.drafter else None,
     }
+    if server.budget:
+        spec |= {
+            "spec_tree_nodes": len(accepted) * server.budget,
+            "spec_tree_branching_nodes": len(accepted) * (server.budget // 2),
+            "spec_tree_max_depth": deepest,
+        }
+    spec |= simulation.spec.get(server.name, {})
+    text = simulation.texts.get((server.name, index), "x " * total)
     return {
         "index": index,
         "prompt_id": f"p{index:02d}",
@@ -228,8 +269,8 @@ def _request(
         "finish_reason": "length",
         "prompt_tokens": 40,
         "completion_tokens": total,
-        "cached_prompt_tokens": 0,
+        "cached_prompt_tokens": simulation.cached.get(server.name, 0),
         "spec": json.dumps(spec),
-        "text": "x " * total,
+        "text": text,
         "intended_start": None,
     }

@@ -184,17 +184,6 @@ def test_a_baseline_with_other_parallelism_does_not_count(root: Path) -> None:
     assert "(TP8, EP1), short at concurrency 1 has no AR baseline" in only_problem(config, root)
 
 
-def test_a_comparison_named_beforehand_must_be_planned(root: Path) -> None:
-    config = tree()
-    config["comparisons"] = [{"method": "DDTREE", "budget": 8, "baseline": "AR"}]
-    validate(config, root)
-    config["comparisons"].append({"method": "DDTREE", "budget": 16, "baseline": "DFLASH"})
-    assert only_problem(config, root) == (
-        "comparisons[1]: method DDTREE budget 16 against DFLASH is not in the sweep; "
-        "add both to the sweep, or take the comparison out (`comparisons: []` in an overlay)"
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -286,16 +275,17 @@ def test_warm_up_prompts_must_not_be_measured(root: Path) -> None:
     [
         ("hf_token", "abc"),
         ("api_key", "xyz"),
+        ("api_key", 12345),
         ("comment", "hf_" + "a" * 24),
         ("note", "-----BEGIN RSA PRIVATE KEY-----"),
     ],
 )
-def test_secrets_are_refused_without_being_shown(root: Path, key: str, value: str) -> None:
+def test_secrets_are_refused_without_being_shown(root: Path, key: str, value: Any) -> None:
     config = tree()
     config["targets"]["local"]["flags"] = {key: value}
     message = only_problem(config, root)
     assert message.startswith(f"targets.local.flags.{key}: looks like a secret")
-    assert value not in message
+    assert str(value) not in message
 
 
 def test_words_that_only_resemble_secrets_pass(root: Path) -> None:
@@ -329,5 +319,35 @@ def test_files_that_hold_no_configuration(tmp_path: Path, text: str, part: str) 
         read_files([tmp_path / "absent.yaml"])
 
 
-def test_command_line_values_come_as_text() -> None:
-    assert parse({**tree(), "repeats": "4", "retry_failed": "true"}).repeats == 4
+@pytest.mark.parametrize("value", [True, "4", 4.0])
+def test_numbers_must_be_numbers(value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"repeats: {value!r} is not allowed; input should be a valid integer"):
+        parse({**tree(), "repeats": value})
+
+
+def test_flags_may_not_say_what_keys_say(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["flags"] = {"speculative-ddtree-budget": "9", "threads": "1"}
+    assert only_problem(config, root) == (
+        "sweep[0].flags (or the target's): 'speculative-ddtree-budget' is set by the workflow itself; "
+        "use the key of the configuration that stands for it"
+    )
+
+
+def test_a_local_target_is_on_the_loopback_address(root: Path) -> None:
+    config = tree()
+    config["targets"]["local"]["host"] = "10.0.0.5"
+    assert only_problem(config, root) == (
+        "targets.local.host: '10.0.0.5', but the local launcher serves on 127.0.0.1 only; leave the key out"
+    )
+
+
+def test_a_sweep_that_excludes_everything(root: Path) -> None:
+    config = tree()
+    config["sweep"][0]["exclude"] = [{"target": "local"}]
+    assert only_problem(config, root) == "sweep: nothing is left to measure; `exclude` takes every point out"
+
+
+def test_a_prompt_file_that_is_not_utf8(root: Path) -> None:
+    (root / "prompts.jsonl").write_bytes(b"\xff\xfe")
+    assert "is not UTF-8" in only_problem(tree(), root)

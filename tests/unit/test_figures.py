@@ -11,41 +11,15 @@ import pandas as pd
 import pytest
 from ddtree_bench import tables
 from ddtree_bench.figures import FIGURES, budget_sweep, facets, style
+from figure_cases import CASES, CRASH, SMALL, Frames, captured, frames_of_cases, texts_of
 from matplotlib.colors import to_rgb
 from PIL import Image
-from store_factory import AR, DEMO, DFLASH, Simulation, make_results, tree
-
-CRASH = "CUDA out of memory while capturing graphs"
-SMALL = Simulation(n_prompts=4, max_tokens=24)
-Frames = dict[str, pd.DataFrame]
-CASES = {
-    "demo": SMALL,
-    "one_run": replace(SMALL, repeats=1),
-    "two_loads": replace(SMALL, concurrencies=(1, 2), repeats=1),
-    "failing": replace(
-        SMALL, failing={("ddtree-b16-k8", r): CRASH for r in (1, 2, 3)} | {("ar", 2): "the server hung"}
-    ),
-    "all_failed": replace(SMALL, repeats=1, failing={(server.name, 1): CRASH for server in DEMO}),
-    "no_baseline": replace(SMALL, servers=DEMO[2:], repeats=1),
-    "no_tree": replace(SMALL, servers=(AR, DFLASH), repeats=1),
-    "only_ar": replace(SMALL, servers=(AR,), repeats=1),
-    "caps": replace(SMALL, servers=(AR, tree(8), tree(15), tree(16), tree(15, 15), tree(16, 16)), repeats=1),
-    "unpaired": replace(SMALL, blocks={"ddtree-b16-k8": "later"}),
-    "two_targets": replace(
-        SMALL,
-        servers=(AR, tree(8), *(replace(server, target="b300", tensor_parallel=8) for server in (AR, tree(8)))),
-        repeats=1,
-    ),
-}
+from store_factory import AR, Simulation, make_results, tree
 
 
 @pytest.fixture(scope="module")
-def frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Frames]:
-    built = {}
-    for name, simulation in CASES.items():
-        made = make_results(tmp_path_factory.mktemp(name), simulation)
-        built[name] = tables.build_tables(made.views, made.store)
-    return built
+def frames() -> dict[str, Frames]:
+    return frames_of_cases()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -193,13 +167,90 @@ def test_colours_of_methods_differ_in_lightness() -> None:
 def test_no_axis_of_the_budget_sweep_hides_its_zero(
     frames: dict[str, Frames], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen = []
-    monkeypatch.setattr(style, "save", lambda figure, data, stem: seen.append(figure) or [])
-    for figure in FIGURES.values():
-        figure.draw(frames["demo"], tmp_path / "f")
+    seen = captured(monkeypatch)
+    for one in FIGURES.values():
+        one.draw(frames["demo"], tmp_path / "f")
     sweep, speedup, acceptance = seen
     assert all(axes.get_ylim()[0] == 0 for axes in (*sweep.axes, *acceptance.axes))
     assert all(axes.get_xlim()[0] == 0 for axes in speedup.axes)
+
+
+def test_a_panel_of_more_than_ten_runs_has_its_scale_and_no_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = make_results(tmp_path, Simulation(servers=(AR, tree(8)), n_prompts=1, max_tokens=8, repeats=11))
+    seen = captured(monkeypatch)
+    budget_sweep.draw(tables.build_tables(made.views, made.store), tmp_path / "f")
+    (figure,) = seen
+    assert "no run succeeded" not in {text.get_text() for text in texts_of(figure)}
+    assert all(len(axes.get_yticks()) >= 3 for axes in figure.axes)
+
+
+def test_a_run_that_never_got_so_deep_counts_as_zero(frames: dict[str, Frames], tmp_path: Path) -> None:
+    """h = [1, 1, 1], [1, 2], [1, 2]: depth 2 was reached in a third of the rounds of one run of three."""
+    cells = frames["demo"]["cells"].query("server == 'ddtree-b8-k8'").sort_values("repeat")
+    shares = {1: (2 / 3, 1 / 3), 2: (2 / 3,), 3: (2 / 3,)}
+    acceptance = pd.DataFrame(
+        [
+            {"plan_key": key, "depth": depth, "probability": share, "rounds": 3}
+            for key, repeat in zip(cells["plan_key"], cells["repeat"], strict=True)
+            for depth, share in enumerate(shares[repeat], 1)
+        ]
+    )
+    path = FIGURES["acceptance"].draw({"cells": cells, "acceptance": acceptance}, tmp_path / "f")[3]
+    means = pd.read_csv(path).query("kind == 'mean'").set_index("depth")
+    assert means["value"].to_dict() == pytest.approx({1: 2 / 3, 2: 1 / 9})
+    assert means["n"].to_dict() == {1: 3, 2: 3}
+
+
+def test_a_run_in_which_no_draft_was_accepted_counts_as_zero(frames: dict[str, Frames], tmp_path: Path) -> None:
+    cells = frames["demo"]["cells"].query("server == 'ddtree-b8-k8'")
+    all_of = frames["demo"]["acceptance"]
+    acceptance = all_of[all_of["plan_key"].isin(cells["plan_key"].iloc[1:])]
+    path = FIGURES["acceptance"].draw({"cells": cells, "acceptance": acceptance}, tmp_path / "f")[3]
+    assert set(pd.read_csv(path).query("kind == 'mean'")["n"]) == {3}
+
+
+def test_the_factory_ends_histograms_at_the_deepest_round(frames: dict[str, Frames]) -> None:
+    """Or the zeros of runs that got less deep would be in the tables already."""
+    assert (frames["demo"]["acceptance"]["probability"] > 0).all()
+
+
+def test_marks_name_what_to_know_and_whom_it_concerns(frames: dict[str, Frames]) -> None:
+    assert facets.marks(list(facets.panels(frames["marked"]["cells"]))) == [
+        "! 36 prompt tokens from the prefix cache: AR.",
+        "! prompts used more than once: all configurations.",
+        "! tokens are not 1 + rounds + accepted drafts in 12 requests: DFlash block 8.",
+        "! tokens differ from the server's count by more than 1 %: DFlash block 8.",
+        "! only 11 of 12 requests succeeded: DDTree B=4 K=4.",
+        "! no steady window to use: full window: DDTree B=4 K=4.",
+        "! no tree branched: a chain: DDTree B=8 K=8.",
+    ]
+    assert facets.marks(list(facets.panels(frames["demo"]["cells"]))) == []
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_marks_stand_under_every_figure(
+    frames: dict[str, Frames], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = captured(monkeypatch)
+    FIGURES[name].draw(frames["marked"], tmp_path / "f")
+    (figure,) = seen
+    note = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    for mark in ("no tree branched: a chain: DDTree B=8 K=8.", "only 11 of 12 requests succeeded: DDTree B=4 K=4."):
+        assert mark in note
+
+
+def test_the_two_accept_lengths_have_their_own_names(
+    frames: dict[str, Frames], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = captured(monkeypatch)
+    budget_sweep.draw(frames["demo"], tmp_path / "f")
+    FIGURES["speedup"].draw(frames["demo"], tmp_path / "f")
+    sweep, speedup = (" ".join(" ".join(text.get_text().split()) for text in texts_of(figure)) for figure in seen)
+    assert "Accept length, whole rounds (tokens/round)" in sweep and "pooled" not in sweep
+    assert "Accept length, pooled (tokens/round)" in speedup and "whole rounds" not in speedup
+    assert "whole rounds" in FIGURES["budget_sweep"].caption and "pooled" in FIGURES["speedup"].caption
 
 
 def test_more_than_ten_runs_are_not_drawn_one_by_one(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from ddtree_bench.plan import ModelRef, Server
-from ddtree_bench.servers.commands import Place, launch_argv, reference_model, served_model_name
+from ddtree_bench.servers.command_line import Place, launch_argv, reference_model, served_model_name
 
 PLACE = Place(python="/env/bin/python", port=8123, start_id="s1")
 COMMON = ["/env/bin/python", "-m", "ddtree_reference", "serve", "--host", "127.0.0.1", "--port", "8123"]

@@ -11,12 +11,14 @@ from typing import Any
 import pandas as pd
 import pytest
 from ddtree_bench import metrics
-from ddtree_bench.load import requests_table
+from ddtree_bench.load import requests_table, server_samples
 from ddtree_bench.load.client import Timeouts, request_body
 from ddtree_bench.load.closed_loop import Measurement, measure
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.load.warmup import shapes, warm_up
+from ddtree_bench.metrics import definitions
 from ddtree_bench.plan import Workload
+from ddtree_bench.servers import api
 from scripted_server import (
     DONE,
     Script,
@@ -125,6 +127,14 @@ def test_fault_03_all_text_in_the_reasoning(field: str) -> None:
 def test_fault_04_an_error_object_after_some_tokens() -> None:
     row = ask(stream(chunk(content="a ", usage=usage(1)), event({"error": {"message": "out of memory"}}), DONE))
     assert (row["status"], row["error"], row["completion_tokens"]) == ("error_event", "out of memory", 1)
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", {"type": "abort", "message": "too long"}])
+def test_fault_04_an_answer_that_the_server_broke_off_is_no_success(reason: Any) -> None:
+    word = "abort" if isinstance(reason, dict) else reason
+    row = ask(stream(chunk(content="a ", usage=usage(1)), chunk(finish=reason), usage_event(1), DONE))
+    assert (row["status"], row["finish_reason"], row["text"]) == ("error_event", word, "a ")
+    assert row["error"] == f"the server ended the answer with finish_reason {word!r}"
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -268,7 +278,7 @@ def test_the_closed_loop_keeps_the_load_on_one_connection_a_slot(loaded: tuple[M
 
 def test_the_client_tells_how_it_fared(loaded: tuple[Measurement, ScriptedServer]) -> None:
     client = loaded[0].client
-    assert set(client) == {"wall_s", "cpu_s", "run_queue_wait_s", "connections_preopened"}
+    assert set(client) == {"wall_s", "cpu_s", "run_queue_wait_s", "connections_preopened", "server_sample_errors"}
     assert client["wall_s"] > 0
     assert client["run_queue_wait_s"] is None or client["run_queue_wait_s"] >= 0
 
@@ -280,6 +290,50 @@ def test_what_is_written_is_what_is_read(loaded: tuple[Measurement, ScriptedServ
     pd.read_parquet(tmp_path / "requests.parquet").drop(columns="spec").to_parquet(tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="spec"):
         requests_table.read(tmp_path / "other.parquet")
+
+
+def test_fault_11_the_server_itself_tells_how_many_run_and_how_many_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four in flight at a server that admits two: the client's own stamps show four."""
+    monkeypatch.setattr(server_samples, "EVERY_S", 0.02)
+    slow = Script([(0.05, piece) for _, piece in words(4).pieces])
+    with ScriptedServer(lambda _: slow, admits=2) as server:
+        found = measure(server.base_url, WORK, prompts(8), 4, "m", sample=lambda: api.counters(server.base_url))
+    samples = found.server_samples
+    assert list(samples) == list(server_samples.COLUMNS)
+    assert samples["time"].is_monotonic_increasing
+    assert found.requests["t_send"].min() < samples["time"].min()
+    assert metrics.cell_metrics(found.requests, 4, "AR")["most_in_flight"] == 4
+    load = metrics.server_load(samples)
+    assert list(load) == list(definitions.SERVER_LOAD)
+    assert load["server_running_max"] == 2
+    assert 0 < load["server_running_mean"] <= 2
+    assert 0 < load["server_queued_mean"] <= 2
+    assert found.client["server_sample_errors"] == 0
+
+
+def test_samples_that_fail_cost_nothing_but_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_samples, "EVERY_S", 0.02)
+    answers: list[dict[str, Any]] = [{"running_requests": 1, "queued_requests": 0}, {}, {"running_requests": "x"}]
+
+    def sample() -> dict[str, float]:
+        return answers.pop(0)  # IndexError at last
+
+    with ScriptedServer(lambda _: Script([(0.05, piece) for _, piece in words(4).pieces])) as server:
+        found = measure(server.base_url, WORK, prompts(4), 2, "m", sample=sample)
+    assert list(found.requests["status"]) == ["ok"] * 4
+    assert found.client["server_sample_errors"] >= 2
+    assert found.server_samples["running"].fillna(-1).tolist() == [1, -1]
+    assert metrics.server_load(found.server_samples) == {
+        "server_running_mean": 1,
+        "server_running_max": 1,
+        "server_queued_mean": 0,
+    }
+
+
+def test_without_samples_the_servers_load_is_unknown(loaded: tuple[Measurement, ScriptedServer]) -> None:
+    found, _ = loaded
+    assert found.client["server_sample_errors"] is None
+    assert set(metrics.server_load(found.server_samples).values()) == {None}
 
 
 def test_fewer_prompts_than_slots() -> None:

@@ -21,12 +21,12 @@ from raw_rows import details, failed, frame, row, steady_stream
 approx = pytest.approx
 
 
-def one(raw: dict[str, Any], **options: Any) -> pd.Series[Any]:
-    return metrics.request_metrics(frame(raw), **options).iloc[0]
+def one(raw: dict[str, Any]) -> pd.Series[Any]:
+    return metrics.request_metrics(frame(raw)).iloc[0]
 
 
-def cell(*rows: dict[str, Any], concurrency: int = 1, method: str = "AR", **options: Any) -> dict[str, Any]:
-    return metrics.cell_metrics(frame(*rows), concurrency, method, **options)
+def cell(*rows: dict[str, Any], concurrency: int = 1, method: str = "AR") -> dict[str, Any]:
+    return metrics.cell_metrics(frame(*rows), concurrency, method)
 
 
 def test_fault_01_a_chunk_of_three_tokens_after_9_ms_is_three_gaps_of_3_ms() -> None:
@@ -68,21 +68,17 @@ def test_fault_02_without_usage_nothing_is_made_up() -> None:
     assert of_cell["e2e_p50_s"] == approx(0.2)
 
 
-def test_fault_02_the_tokenizer_is_asked_only_without_usage() -> None:
-    def count(text: str) -> int:
-        return len(text.split())
-
-    without = row([(0.1, "one ", None), (0.2, "two three", None)], tokens=None)
-    assert one(without, count_tokens=count)[["output_tokens", "token_source"]].tolist() == [3, "tokenizer"]
-    assert one(without | {"completion_tokens": 4}, count_tokens=count)["output_tokens"] == 4
-    mixed = cell(without, without | {"completion_tokens": 4, "index": 1}, count_tokens=count)
-    assert (mixed["output_tokens"], mixed["token_source"]) == (7, "mixed")
-
-
 def test_fault_02_one_request_without_usage_makes_the_cells_tokens_unknown() -> None:
     of_cell = cell(steady_stream(10, 0.02), row([(0.5, "x", None)], index=1, tokens=None))
-    assert (of_cell["output_tokens"], of_cell["throughput_full_tok_s"]) == (None, None)
+    names = ("output_tokens", "token_source", "n_source", "throughput_full_tok_s")
+    assert [of_cell[name] for name in names] == [None] * 4
     assert of_cell["requests_ok"] == 2
+
+
+def test_fault_02_a_cell_says_where_its_tokens_are_from() -> None:
+    shared = row([(0.1, "one ", None), (0.2, "two", None)], tokens=3, index=1)
+    assert [cell(steady_stream(10, 0.02), shared)[name] for name in ("token_source", "n_source")] == ["usage", "mixed"]
+    assert cell(shared)["n_source"] == "text_share"
 
 
 def test_fault_03_reasoning_is_output_from_its_first_event_on() -> None:
@@ -98,11 +94,24 @@ def test_fault_04_failed_requests_are_counted_beside_and_never_in(status: str) -
     both, alone = cell(good, bad), cell(good)
     assert (both["requests"], both["requests_ok"], both[f"requests_{status}"]) == (2, 1, 1)
     assert both["throughput_full_tok_s"] == alone["throughput_full_tok_s"] == approx(100 / 2.0)
+    steady = ("throughput_steady_tok_s", "steady_window_s", "steady_token_share")
+    assert [both[name] for name in steady] == [None] * 3
+    assert (both["throughput_window"], alone["throughput_window"]) == ("full", "steady")
+    assert alone["throughput_steady_tok_s"] == approx(100 / 2.001)
     assert both["ttft_mean_s"] == alone["ttft_mean_s"]
     assert (both["output_tokens"], both["output_tokens_all_requests"]) == (100, 103)
     assert both["texts_sha256"] is None
     assert alone["texts_sha256"] is not None
     assert metrics.request_metrics(frame(bad))[["ttft_s", "e2e_s", "tpot_s"]].isna().all(axis=None)
+
+
+def test_fault_04_a_request_that_timed_out_takes_nothing_from_the_throughput() -> None:
+    """3 s of answers and one that was silent for 300 s: 50 tok/s of one slot, not 0.5."""
+    rows = [steady_stream(50, 0.02, first=0.02, t_send=1.001 * i, index=i) for i in range(3)]
+    silent = failed("timeout", index=3, t_send=3.003, t_end=303.0)
+    of_cell = cell(*rows, silent)
+    figure = of_cell["throughput_steady_tok_s" if of_cell["throughput_window"] == "steady" else "throughput_full_tok_s"]
+    assert figure == approx(150 / 3.002, rel=1e-3)
 
 
 def test_fault_05_the_peak_counts_tokens() -> None:
@@ -154,6 +163,13 @@ def test_all_tokens_in_one_event_have_no_time_per_token() -> None:
     assert metric[["tpot_s", "itl_mean_s", "icl_mean_s"]].isna().all()
     assert (of_cell["tpot_mean_s"], of_cell["decode_s_per_token"], of_cell["round_time_s"]) == (None,) * 3
     assert of_cell["throughput_full_tok_s"] == approx(9 / 0.4)
+
+
+def test_an_answer_in_no_time_at_all_has_no_speed() -> None:
+    at_once = row([(0.0, "all of it", 9)], tokens=9)
+    assert pd.isna(one(at_once)["user_speed_tok_s"])
+    assert cell(at_once)["user_speed_tok_s"] is None
+    assert cell(at_once, row([(2.0, "a", 4)], tokens=4, index=1))["user_speed_tok_s"] == approx(2)
 
 
 def test_one_event_and_an_eos_apart_has_a_time_per_token() -> None:
@@ -242,7 +258,15 @@ def test_fault_14_cached_prompt_tokens_are_recorded_and_unknown_when_not_told() 
 def test_fault_16_lengths_and_finish_reasons_are_shown() -> None:
     of_cell = cell(steady_stream(4, 0.1, finish_reason="stop"), steady_stream(20, 0.1, index=1))
     assert (of_cell["output_length_min"], of_cell["output_length_max"], of_cell["output_length_mean"]) == (4, 20, 12)
-    assert (of_cell["finished_by_stop"], of_cell["finished_by_length"]) == (1, 1)
+    assert (of_cell["finished_by_stop"], of_cell["finished_by_length"], of_cell["finished_by_other"]) == (1, 1, 0)
+
+
+def test_fault_16_every_ok_request_is_in_one_of_the_finish_reasons() -> None:
+    reasons = ["stop", "length", "tool_calls", "content_filter", None]
+    rows = [steady_stream(4, 0.1, finish_reason=reason, index=i) for i, reason in enumerate(reasons)]
+    of_cell = cell(*rows, failed("timeout", index=9, finish_reason="length"))
+    assert [of_cell[f"finished_by_{kind}"] for kind in ("length", "stop", "other")] == [1, 1, 3]
+    assert of_cell["requests_ok"] == 5
 
 
 def test_fault_21_all_requests_failed_is_a_cell_with_all_keys() -> None:

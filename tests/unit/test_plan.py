@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from configurations import tree, write_project, write_prompts
 from ddtree_bench import keys, plan
-from ddtree_bench.config import validate
+from ddtree_bench.config import ConfigError, validate
 from ddtree_bench.plan import Cell, Plan
 
 ENVIRONMENTS = {"reference": "e" * 64, "sglang": "f" * 64}
@@ -176,11 +176,29 @@ def test_servers_that_differ_in_flags_alone_have_names_of_their_own(root: Path) 
     assert len({server.name for server in built.servers}) == len(built.servers) == 8
 
 
+def test_one_cell_under_two_names_is_refused(root: Path) -> None:
+    config = tree()
+    config["workloads"]["again"] = config["workloads"]["short"]
+    config["sweep"][0]["workload"] = ["short", "again"]
+    with pytest.raises(ConfigError, match=r"toy-ar/short-c1-r1.* and .*toy-ar/again-c1-r1.* are the same cell"):
+        build(config, root)
+
+
+def test_names_of_runs_do_not_collide(root: Path) -> None:
+    config = tree()
+    config["targets"] |= {"a": config["targets"]["local"], "a_b": config["targets"]["local"]}
+    config["models"] |= {"b_c": config["models"]["toy"], "c": config["models"]["toy"]}
+    first = {**config["sweep"][0], "target": "a", "model": "b_c"}
+    config["sweep"] = [first, {**first, "target": "a_b", "model": "c"}]
+    names = [run.name for run in build(config, root).runs]
+    assert len(set(names)) == len(names)
+
+
 def test_a_run_is_found_by_its_identity(root: Path) -> None:
     built = build(tree(), root)
     wanted = built.runs[3]
     assert built.run(json.loads(keys.canonical(wanted.identity))) == wanted
-    with pytest.raises(KeyError, match="no run"):
+    with pytest.raises(ConfigError, match="changed since this pass began"):
         built.run({"server": "x", "repeat": 1, "cells": []})
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from ddtree_bench.load import disjoint, prompts
+from hypothesis import given
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {name: ROOT / "config" / "prompts" / f"{name}.jsonl" for name in ("study", "heldout", "warmup")}
@@ -130,6 +132,61 @@ def test_a_short_text_inside_a_longer_one_does_not_overlap() -> None:
     assert disjoint.overlaps(["Explain tides"], ["Explain tides to a child"]) == []
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("What is 17*23? Show your steps", "What is 17*24? Show your steps"),
+        ("What is 15% of 260?", "Calculate 11*41"),
+        ("What were the causes of World War I?", "List five facts about World War II"),
+        ("Write a haiku about the owls", "Explain an owl in simple terms"),
+        ("Write a Python function to reverse a string", "How do I reverse the strings in Python?"),
+        ("Explain bubble sort", "Write a short Python function to sort a list with bubble sort"),
+        ("Describe tides in 3 sentences", "Tell me about tides in five sentences"),
+    ],
+)
+def test_prompts_of_one_topic_overlap_in_other_words(left: str, right: str) -> None:
+    assert disjoint.overlaps([left], [right]) == []
+    assert [(one.left, one.right) for one in disjoint.topic_overlaps([left], [right])] == [(left, right)]
+    assert [(one.left, one.right) for one in disjoint.topic_overlaps([right], [left])] == [(right, left)]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("Write a haiku about a market", "Explain the stock market"),
+        ("Write a haiku about owls", "Write a haiku about owlets"),
+        ("A box holds 12 eggs. How many are in 9 boxes?", "What is 12*9?"),
+        ("Explain bubble sort", "Explain merge sort"),
+        ("Explain how paper is made", "Explain how steel is made"),
+    ],
+)
+def test_prompts_of_different_topics_do_not_overlap(left: str, right: str) -> None:
+    assert disjoint.topic_overlaps([left], [right]) == disjoint.topic_overlaps([right], [left]) == []
+
+
+@given(st.text("abc", max_size=5), st.text("abc", max_size=5))
+def test_one_letter_is_one_insertion_deletion_or_change(left: str, right: str) -> None:
+    deleted = {left[:i] + left[i + 1 :] for i in range(len(left))}
+    inserted = {left[:i] + c + left[i:] for i in range(len(left) + 1) for c in "abc"}
+    changed = {left[:i] + c + left[i + 1 :] for i in range(len(left)) for c in "abc"}
+    assert disjoint.one_letter_apart(left, right) == (right in deleted | inserted | changed | {left})
+
+
+TRAINED_SUMS = {"arithmetic", "two-plus-two"}
+"""Of the published prompts, which stand as they are: sums such as the drafter was trained on, with other figures."""
+
+
+@pytest.mark.parametrize(("name", "known"), [("heldout", set()), ("warmup", set()), ("study", TRAINED_SUMS)])
+def test_shipped_prompts_have_no_topic_of_the_drafters_training_data(name: str, known: set[str]) -> None:
+    ids = {p.text: p.id for p in prompts.read(FILES[name])}
+    assert {ids[one.left] for one in disjoint.topic_overlaps(ids, disjoint.read_lines(TRAINING))} == known
+
+
+def test_no_two_heldout_prompts_have_one_topic() -> None:
+    texts = [p.text for p in prompts.read(FILES["heldout"])]
+    assert [one for i, text in enumerate(texts) for one in disjoint.topic_overlaps([text], texts[:i])] == []
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_shipped_prompts_are_disjoint_from_the_drafters_training_data(name: str) -> None:
     training = disjoint.read_lines(TRAINING)
@@ -141,6 +198,7 @@ def test_shipped_prompts_are_disjoint_from_the_drafters_training_data(name: str)
 def test_shipped_files_are_disjoint_from_each_other(left: str, right: str) -> None:
     texts, others = ([p.text for p in prompts.read(FILES[name])] for name in (left, right))
     assert disjoint.overlaps(texts, others) == []
+    assert disjoint.topic_overlaps(texts, others) == []
 
 
 def test_heldout_prompts_come_in_blocks_of_one_prompt_a_category() -> None:
@@ -154,3 +212,7 @@ def test_the_study_has_its_two_sets_of_tasks() -> None:
     by_block = {b: [p.id for p in prompts.read(FILES["study"]) if p.block == b] for b in (1, 2)}
     assert by_block[1] == ["quicksort", "relativity", "arithmetic", "haiku", "json-parser"]
     assert by_block[2] == ["fibonacci", "quicksort-3-sentences", "two-plus-two"]
+    assert [p.text for p in prompts.read(FILES["study"]) if p.category == "arithmetic"] == [
+        "What is 17*24? Show your steps",
+        "What is 2+2? Answer with just the number",
+    ]

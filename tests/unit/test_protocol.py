@@ -11,7 +11,7 @@ import ddtree_bench
 from ddtree_bench import keys
 
 PACKAGE = Path(ddtree_bench.__file__).parent
-MEASURING = ("load", "servers", "session.py")
+MEASURING = ("load", "servers", "run.py", "run_start.py", "targets/local.py", "targets/watchdog.py")
 ACCEPTED = Path(__file__).with_name("protocol.json")
 
 
@@ -54,4 +54,4 @@ def test_every_accepted_digest_has_a_reason() -> None:
 
 def test_the_digest_covers_the_load_client_and_the_session() -> None:
     names = {path.name for path in measuring_files()}
-    assert {"client.py", "closed_loop.py", "warmup.py", "session.py", "ready.py", "commands.py"} <= names
+    assert {"client.py", "closed_loop.py", "warmup.py", "run_start.py", "ready.py", "local.py"} <= names

@@ -10,8 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from ddtree_bench import tables
+from ddtree_bench.comparisons import Named
 from ddtree_bench.figures import FIGURES
-from ddtree_bench.report import ReportContext, write_report
+from ddtree_bench.report import ReportContext, content, write_report
 from ddtree_bench.report.content import ranged
 from store_factory import DEMO, Simulation, make_results
 
@@ -103,7 +104,7 @@ def test_the_answer_holds_every_configuration_with_its_interval(text: str, made:
     for name in ("AR", "DFlash block 8", "DDTree B=4 K=4", "DDTree B=8 K=8", "DDTree B=16 K=8"):
         assert f'<th scope="row">{name}</th>' in answer
     row = made[0]["speedup"].query("server == 'ddtree-b8-k8' and baseline == 'AR'").iloc[0]
-    assert ranged(row["speedup"], row["speedup_low"], row["speedup_high"], "×") in answer
+    assert ranged(row["speedup"], row["speedup_low"], row["speedup_high"], unit="×") in answer
     assert "<td>no run</td>" in answer and "0 (3 failed)" in answer
 
 
@@ -160,3 +161,59 @@ def test_an_empty_store_gives_a_page_that_says_so(tmp_path: Path) -> None:
 def test_a_figure_that_was_not_drawn_is_an_error(made: Made, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"speedup\.svg"):
         write_report(made[0], {"speedup": tmp_path / "speedup"}, CONTEXT, tmp_path / "report.html")
+
+
+def rows_of(frames: dict[str, pd.DataFrame]) -> dict[str, dict[str, str]]:
+    """The Answer table of the only panel, by configuration and head."""
+    (listing,) = content.answers(frames)
+    return {row[0]: dict(zip(listing.heads, row, strict=True)) for row in listing.rows}
+
+
+def test_a_ratio_says_whether_it_was_named_and_whether_it_can_be_a_claim(tmp_path: Path) -> None:
+    named = [Named("DDTREE", "AR", budget=8)]
+    for repeats, last in ((3, "\nno claim (n = 3 < 5)"), (5, "")):
+        results = make_results(tmp_path / str(repeats), Simulation(n_prompts=2, max_tokens=12, repeats=repeats))
+        frames = tables.build_tables(results.views, results.store, named)
+        rows = rows_of(frames)
+        p_holm = frames["speedup"].query("named")["p_holm"].item()
+        p_value = f"p (Holm) = {p_holm:.2g}" if p_holm >= 0.0001 else "p (Holm) < 0.0001"
+        assert rows["DDTree B=8 K=8"]["Over AR"].endswith(f"]\nnamed\n{p_value}{last}")
+        assert rows["DDTree B=8 K=8"]["Over DFlash"].endswith(f"]\nexploratory{last}")
+        assert rows["DDTree B=4 K=4"]["Over AR"].endswith(f"]\nexploratory{last}")
+
+
+def test_the_answer_shows_requests_outputs_and_marks(tmp_path: Path) -> None:
+    simulation = Simulation(
+        n_prompts=4,
+        max_tokens=12,
+        failing_requests={("ddtree-b4-k4", 2): (1,)},
+        texts={("ddtree-b16-k8", 2): "x y"},
+        spec={"ddtree-b8-k8": {"spec_tree_branching_nodes": 0}},
+    )
+    results = make_results(tmp_path, simulation)
+    rows = rows_of(tables.build_tables(results.views, results.store))
+    assert rows["DDTree B=4 K=4"]["n"] == "3\n11/12 requests" and rows["AR"]["n"] == "3"
+    assert "11 of 12 requests of ddtree-b4-k4 succeeded" in rows["DDTree B=4 K=4"]["Over AR"]
+    assert rows["DFlash block 8"]["Outputs = AR"] == "4/4"
+    assert rows["DDTree B=16 K=8"]["Outputs = AR"] == "3/4\nfrom character 2"
+    assert rows["DDTree B=8 K=8"]["Marks"] == "! no tree branched: a chain"
+    assert rows["DDTree B=4 K=4"]["Marks"].splitlines()[0] == "! only 11 of 12 requests succeeded"
+    assert rows["DFlash block 8"]["Marks"] == content.DASH
+    assert "Accept length, pooled" in rows["AR"]
+
+
+def test_the_best_budget_is_said_in_a_line(made: Made, text: str) -> None:
+    (listing,) = content.answers(made[0])
+    (line,) = listing.notes
+    best = made[0]["budget"].dropna(subset="chosen_over_ar").iloc[0]
+    bounds = (best["chosen_over_ar"], best["chosen_over_ar_low"], best["chosen_over_ar_high"])
+    assert line.startswith("Best budget, chosen without the repeat it is scored on: B = ")
+    assert line.endswith(f"; {ranged(*bounds, unit='×')} over AR, n = 3 pairs.")
+    assert line in text
+
+
+def test_failures_of_the_chosen_budget_are_said(tmp_path: Path) -> None:
+    failing = {(f"ddtree-b{b}-k{min(b, 8)}", 2): "died" for b in (4, 8, 16)}
+    results = make_results(tmp_path, Simulation(n_prompts=2, max_tokens=12, failing=failing))
+    (line,) = content.answers(tables.build_tables(results.views, results.store))[0].notes
+    assert line.endswith("over AR, n = 2 pairs; failed in 1 of 3 repeats, which have no score.")

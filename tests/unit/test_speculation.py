@@ -68,6 +68,31 @@ def test_identity_of_tokens_rounds_and_accepted_drafts(
     assert metrics.request_metrics(frame(request(tokens, spec)))["identity_holds"].tolist() == [holds]
 
 
+@pytest.mark.parametrize("name", ["spec_retractions", "num_retractions"])
+def test_each_retraction_adds_a_prefill_whose_token_no_round_committed(name: str) -> None:
+    """Two retractions: 3 prefills + 3 rounds + 7 accepted drafts."""
+    spec = details([1, 0, 0, 1, 1])
+    retracted = request(13, spec | {name: 2})
+    of_cell = cell(retracted, request(11, spec, index=1))
+    assert of_cell["identity_broken"] == 0
+    assert of_cell["accept_length"] == of_cell["accept_length_rounds"] == approx(20 / 6)
+    assert metrics.request_metrics(frame(retracted))["accept_length"].tolist() == [approx(10 / 3)]
+    assert cell(request(13, spec))["identity_broken"] == 1
+
+
+@pytest.mark.parametrize("retractions", [None, 0, "2", [2], -1])
+def test_retractions_that_the_server_does_not_tell_of_are_none(retractions: Any) -> None:
+    spec = parse(request(1, details([1, 0, 0, 1, 1], spec_retractions=retractions)))
+    assert spec.prefills == 1
+    assert identity_holds(spec, 11) is True
+
+
+def test_a_retraction_before_any_round_leaves_two_prefills() -> None:
+    spec = {"spec_verify_ct": 0, "spec_correct_drafts_histogram": None, "spec_retractions": 1}
+    assert identity_holds(parse(request(1, spec)), 2) is True
+    assert identity_holds(parse(request(1, spec)), 1) is None
+
+
 def test_fault_09_acceptance_rate_and_accept_length_are_apart() -> None:
     """More proposed drafts: the rate falls while the accept length rises. Neither stands for the other."""
     narrow = cell(request(31, details([0, 0, 10], spec_num_proposed_drafts=40)))
@@ -93,6 +118,7 @@ def test_fault_10_older_names_of_the_details_are_understood() -> None:
         None,
         {"spec_verify_ct": None, "spec_correct_drafts_histogram": None},
         {"spec_verify_ct": "9", "spec_correct_drafts_histogram": [1, None]},
+        {"spec_verify_ct": 2**70, "spec_correct_drafts_histogram": [2**70, -1]},
     ],
 )
 def test_fault_10_details_that_are_null_or_absent_are_unknown(spec: dict[str, Any] | None) -> None:

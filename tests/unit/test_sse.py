@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from ddtree_bench.load import sse
+from ddtree_bench import metrics
+from ddtree_bench.load import requests_table, sse
+from ddtree_bench.load.client import Exchange
+from ddtree_bench.load.prompts import Prompt
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import event
@@ -17,6 +23,46 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 def data(stream: bytes) -> list[bytes]:
     return [one.data for one in sse.split([(0.0, stream)])]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**63, 2**200, -1])
+    | st.floats()
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def shaped(**fields: Any) -> st.SearchStrategy[Any]:
+    """Objects whose fields may be right, absent or anything."""
+    return JSON | st.fixed_dictionaries({}, optional={name: JSON | kind for name, kind in fields.items()})
+
+
+CALL = shaped(function=shaped(name=st.text(), arguments=st.text()))
+DELTA = shaped(
+    content=st.text(), reasoning=st.text(), reasoning_content=st.text(), tool_calls=st.lists(CALL, max_size=2)
+)
+CHOICE = shaped(delta=DELTA, text=st.text(), finish_reason=shaped(type=st.sampled_from(["stop", "abort"])))
+USAGE = shaped(prompt_tokens=JSON, completion_tokens=JSON, prompt_tokens_details=shaped(cached_tokens=JSON))
+DETAILS = shaped(spec_verify_ct=JSON, spec_correct_drafts_histogram=st.lists(JSON, max_size=3), num_retractions=JSON)
+PAYLOADS = shaped(
+    choices=st.lists(CHOICE, max_size=2),
+    usage=USAGE,
+    sglext=shaped(spec_tokens_details=DETAILS),
+    error=JSON,
+    object=JSON,
+)
+
+
+def table(http_status: int, body: bytes) -> pd.DataFrame:
+    """The table of one request that was answered by `body`."""
+    exchange = Exchange(0.0, 2.0, [(1.0, body)], http_status, "text/event-stream", None)
+    sent = requests_table.Sent(0, Prompt("p", 1, "code", "text"), 0, exchange)
+    return requests_table.to_frame([requests_table.row(sent, 8)])
 
 
 def said(payload: Any, name: str = "") -> sse.Event:
@@ -87,6 +133,19 @@ def test_an_event_whose_blank_line_never_came_counts_if_its_line_was_complete() 
         (b"[DONE]", "done", ""),
         (b"[1, 2]", "other", ""),
         (b"no json", "other", ""),
+        (b'{"choices": ' + b"[" * 100_000, "other", ""),
+        ({"choices": 5}, "other", ""),
+        ({"choices": {"delta": {"content": "a"}}}, "other", ""),
+        ({"choices": [{"delta": "x"}]}, "other", ""),
+        ({"choices": [{"text": 5}]}, "other", ""),
+        ({"choices": [{"delta": {"content": ["a"]}}]}, "other", ""),
+        ({"choices": [{"delta": {"tool_calls": ["x"]}}]}, "other", ""),
+        ({"choices": [{"delta": {"tool_calls": {"function": {"name": "f"}}}}]}, "other", ""),
+        ({"choices": [{"delta": {"tool_calls": [{"function": "f"}]}}]}, "token", ""),
+        ({"choices": [], "usage": [1]}, "other", ""),
+        ({"choices": [], "sglext": [1]}, "other", ""),
+        ({"choices": [], "sglext": {"spec_tokens_details": [1]}}, "other", ""),
+        ({"choices": [{"delta": {"content": "\ud83d"}}]}, "token", "\ufffd"),
     ],
 )
 def test_the_kind_of_an_event(payload: Any, kind: str, text: str) -> None:
@@ -105,7 +164,33 @@ def test_counts_finish_reason_and_details_are_taken_from_any_event() -> None:
     assert (event_.tokens, event_.finish_reason, event_.spec) == (3, "stop", spec)
 
 
-@pytest.mark.parametrize("count", [None, "3", 3.0, True])
+@pytest.mark.parametrize(
+    ("given_", "reason"),
+    [("stop", "stop"), ({"type": "abort", "message": "m"}, "abort"), ({"x": 1}, '{"x": 1}'), (7, "7"), ({}, None)],
+)
+def test_a_finish_reason_is_text_whatever_it_was(given_: Any, reason: str | None) -> None:
+    assert said({"choices": [{"delta": {}, "finish_reason": given_}]}).finish_reason == reason
+
+
+@given(payloads=st.lists(PAYLOADS, min_size=1, max_size=4), http_status=st.sampled_from([200, 200, 500]))
+def test_no_payload_loses_the_table_of_the_cell(payloads: list[Any], http_status: int) -> None:
+    found = table(http_status, b"".join(event(payload) for payload in payloads))
+    with tempfile.TemporaryDirectory() as folder:
+        requests_table.write(found, Path(folder) / "r.parquet")
+        pd.testing.assert_frame_equal(requests_table.read(Path(folder) / "r.parquet"), found)
+    assert found["status"].isin(requests_table.STATUSES).all()
+    assert metrics.cell_metrics(found, 1, "DDTREE")["requests"] == len(metrics.request_metrics(found)) == 1
+
+
+@given(body=JSON)
+def test_no_body_that_is_no_stream_loses_the_table_of_the_cell(body: Any) -> None:
+    for http_status in (200, 500):
+        found = table(http_status, json.dumps(body).encode())
+        assert found["status"].isin(["http_error", "truncated", "error_event"]).all()
+        assert found["error"].notna().all()
+
+
+@pytest.mark.parametrize("count", [None, "3", 3.0, True, -1, 2**53])
 def test_a_count_that_is_no_integer_is_unknown(count: Any) -> None:
     assert said({"choices": [], "usage": {"completion_tokens": count, "x": 1}}).tokens is None
 

@@ -7,14 +7,16 @@ import math
 
 import numpy as np
 import pytest
-from ddtree_bench import stats
+from ddtree_bench import lossless, selection, stats
+from ddtree_bench.report import content
 from scipy import stats as reference
 
 
 def test_examples_in_docstrings_run() -> None:
-    results = doctest.testmod(stats)
-    assert results.attempted >= 9
-    assert results.failed == 0
+    for module, least in ((stats, 8), (selection, 1), (lossless, 1), (content, 1)):
+        results = doctest.testmod(module)
+        assert results.attempted >= least
+        assert results.failed == 0
 
 
 def test_mean_interval_by_hand() -> None:
@@ -136,6 +138,12 @@ def test_cells_that_differ_in_the_method_alone_may_be_compared() -> None:
     stats.require_like(CELL, AR_CELL)
 
 
+def test_the_block_size_is_free_against_ar_alone() -> None:
+    assert stats.differing_keys(CELL | {"block_size": 16}, AR_CELL) == []
+    chain = CELL | {"method": "DFLASH", "budget": None, "topk_cap": None, "block_size": 4}
+    assert stats.differing_keys(CELL, chain) == ["block_size"]
+
+
 def test_unlike_cells_are_refused_with_the_keys_named() -> None:
     with pytest.raises(stats.UnlikeCells) as refusal:
         stats.require_like(CELL, AR_CELL | {"concurrency": 8, "prompts_sha256": "q"})
@@ -169,20 +177,29 @@ def test_the_best_of_equal_budgets_shows_no_gain_when_left_out() -> None:
     for _ in range(1000):
         values = 100 * np.exp(generator.normal(0, 0.03, (3, 7)))
         naive.append(values.mean(axis=0).max())
-        honest.append(np.mean(stats.leave_one_repeat_out(values).scores))
+        honest.append(np.mean(selection.leave_one_repeat_out(values).scores))
     assert np.mean(naive) == pytest.approx(102.3, abs=0.3)
     assert np.mean(honest) == pytest.approx(100.0, abs=0.3)
 
 
 def test_leave_one_repeat_out_with_failed_runs() -> None:
     nan = float("nan")
-    selection = stats.leave_one_repeat_out([[10.0, 12.0], [10.0, 12.0], [10.0, nan]])
-    assert selection.chosen == (1, 1, 1)
-    assert selection.scores[:2] == (12.0, 12.0) and math.isnan(selection.scores[2])
+    picked = selection.leave_one_repeat_out([[10.0, 12.0], [10.0, 12.0], [10.0, nan]])
+    assert picked.chosen == (1, 1, 1)
+    assert picked.scores[:2] == (12.0, 12.0) and math.isnan(picked.scores[2])
     with pytest.raises(ValueError, match="without repeat 1 no candidate has a value"):
-        stats.leave_one_repeat_out([[10.0, 12.0], [nan, nan]])
+        selection.leave_one_repeat_out([[10.0, 12.0], [nan, nan]])
     with pytest.raises(ValueError, match="at least 2 repeats"):
-        stats.leave_one_repeat_out([[10.0, 12.0]])
+        selection.leave_one_repeat_out([[10.0, 12.0]])
+
+
+def test_candidates_are_ranked_on_the_repeats_that_all_of_them_have() -> None:
+    """Column 1 ran in the fast repeat alone: a mean over its own repeats would put it first."""
+    nan = float("nan")
+    picked = selection.leave_one_repeat_out([[20.0, 19.0], [10.0, nan], [10.0, nan], [10.0, nan]])
+    assert picked.chosen[1:] == (0, 0, 0)
+    # Without a common repeat, the candidate with the fewest values goes.
+    assert selection.leave_one_repeat_out([[nan, 30.0], [10.0, nan], [10.0, nan], [10.0, 5.0]]).chosen[3] == 0
 
 
 def test_least_detectable_effect_has_the_power_it_names() -> None:

@@ -71,7 +71,7 @@ def test_units_in_names_agree_with_the_documentation() -> None:
 
 def test_the_page_about_tables_is_in_step() -> None:
     page = Path(__file__).parents[2] / "docs" / "tables.md"
-    assert page.read_text() == columns.document(), "run: python -m ddtree_bench.columns > docs/tables.md"
+    assert page.read_text() == columns.document(), "run: python -m ddtree_bench generate"
 
 
 def test_an_undocumented_column_is_an_error() -> None:
@@ -109,7 +109,7 @@ def test_a_view_given_twice_counts_once_and_two_views_of_a_cell_are_refused(tmp_
     assert len(tables.build_tables(made.views * 2, made.store)["cells"]) == 1
     stale = made.views[0].with_name("old-name.json")
     stale.write_bytes(made.views[0].read_bytes())
-    with pytest.raises(ValueError, match=r"chat-c1-r1\..*\.json and .*old-name\.json stand for the same cell"):
+    with pytest.raises(tables.TablesError, match=r"chat-c1-r1\..*\.json and .*old-name\.json stand for the same cell"):
         tables.build_tables([*made.views, stale], made.store)
 
 
@@ -119,8 +119,18 @@ def test_no_views_give_empty_tables() -> None:
 
 
 def test_an_absent_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"cells\.csv: no such table; `snakemake make_tables` makes it"):
+    with pytest.raises(tables.TablesError, match=r"cells\.csv: no such table; `snakemake make_tables` makes it"):
         tables.read_tables(tmp_path)
+
+
+def test_a_table_of_another_version_is_named(demo: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    tables.write_tables(demo, tmp_path)
+    demo["runs"].rename(columns={"kernel": "kernel_release"}).to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(
+        tables.TablesError, match=r"runs\.csv: of another version, .*: kernel, kernel_release;|in kernel"
+    ):
+        tables.read_tables(tmp_path)
+    assert issubclass(tables.MissingEntry, tables.TablesError)
 
 
 def _made(folder: Path) -> Made:

@@ -35,8 +35,8 @@ def test_one_budget_more_and_less(measured: Clone) -> None:
     measured.block["budget"] = [4, 8]
     dry = measured.snakemake("-n")
     assert dry.count("toy-ddtree-b8-k8/first-c1-r1.") >= 1
-    assert "run_local_toy_ddtree_b8_k8_r1" in dry
-    assert "run_local_toy_ar_r1" not in dry
+    assert "run-local-toy-ddtree-b8-k8-r1" in dry
+    assert "run-local-toy-ar-r1" not in dry
     measured.measure()
     assert [name.split("-r1")[0] for name in measured.starts() - before] == ["toy-ddtree-b8-k8"]
     assert len(measured.records()) == records + 1
@@ -102,6 +102,22 @@ def test_lost_metadata_and_touched_scripts_start_nothing(measured: Clone) -> Non
         os.utime(path, (later, later))
     measured.measure()
     assert measured.starts() == before
+
+
+def test_tables_follow_the_plan_without_snakemakes_metadata(measured: Clone) -> None:
+    shutil.rmtree(measured.root / ".snakemake")
+    measured.block["method"] = ["AR", "DFLASH"]
+    measured.measure()
+    assert "toy-ddtree" not in (measured.root / "results" / "tables" / "cells.csv").read_text()
+
+
+def test_an_environment_that_was_changed_on_the_target_is_deployed_again(measured: Clone) -> None:
+    measured.config["targets"]["local"]["root"] = str(measured.root / "installed")
+    measured.block["budget"] = [4, 8]
+    measured.measure()
+    record = next(r for r in measured.records() if r["labels"]["server"] == "toy-ddtree-b8-k8")
+    assert record["server_info"]["speculative_ddtree_budget"] == 8
+    assert record["environment"]["python"].startswith(str(measured.root / "installed"))
 
 
 def test_lost_views_come_back_from_the_store(measured: Clone) -> None:
@@ -171,4 +187,4 @@ def test_the_studys_examples_validate_and_plan(fresh: Clone, example: str) -> No
     assert re.search(r"kimi_k26-ddtree-b32-k8-tp8 +│ 33 ", output)
     assert "33" in output
     dry = fresh.snakemake("-n", "--configfile", f"config/examples/{example}.yaml")
-    assert f"run_{example}_kimi_k26_ddtree_b32_k8_tp8_r1" in dry
+    assert f"run-{example}-kimi_k26-ddtree-b32-k8-tp8-r1" in dry

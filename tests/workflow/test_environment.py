@@ -12,7 +12,7 @@ from ddtree_bench.environments import EnvironmentFailed, environment_key
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.servers import api
-from ddtree_bench.servers.commands import Place
+from ddtree_bench.servers.command_line import Place
 from ddtree_bench.servers.start import start_server
 from ddtree_bench.targets.local import LocalLauncher
 from foreground import TREE
@@ -51,7 +51,7 @@ def test_build_deploy_and_serve(tmp_path: Path) -> None:
     receipt = deploy(launcher, wheelhouse, str(root), report=said.append)
     assert any("half made" in line for line in said)
     assert receipt["versions"]["torch"] == built.versions["torch"]
-    assert receipt["folder"] == str(root / f"reference-{built.key[:12]}")
+    assert receipt["folder"] == str(root / f"reference-{built.key[:12]}-{built.python}")
     assert deploy(launcher, wheelhouse, str(root), report=said.append) == receipt
     assert "already deployed" in said[-1]
 

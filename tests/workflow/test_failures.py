@@ -29,7 +29,7 @@ def test_a_crash_at_start(fresh: Clone) -> None:
     before = fresh.starts()
     assert "Nothing to be done" in fresh.snakemake()
     assert fresh.starts() == before
-    assert "run_local_toy_ddtree_b4_k4_r1" in fresh.snakemake("-n", "--config", "retry_failed=true")
+    assert "run-local-toy-ddtree-b4-k4-r1" in fresh.snakemake("-n", "--config", "retry_failed=true")
     assert any(view["status"] == "failed" for view in fresh.views().values())
     fresh.measure("--config", "retry_failed=true")
     assert [name.split("-r1")[0] for name in fresh.starts() - before] == ["toy-ddtree-b4-k4"]
@@ -55,16 +55,19 @@ def test_a_crash_in_the_middle_of_a_cell(fresh: Clone) -> None:
 
 
 def test_a_changed_host_stops_the_run_and_says_how_to_accept_it(measured: Clone) -> None:
-    record = measured.root / "results" / "targets" / "local.json"
-    host = json.loads(record.read_text())
-    host["cpu"]["model"] = "Another CPU"
-    record.write_text(json.dumps(host))
-    measured.block["budget"] = [4, 8]
+    targets = measured.root / "results" / "targets"
+    for record in (targets / "local.json", targets / "local.accepted.json"):
+        host = json.loads(record.read_text())
+        host["cpu"]["model"] = "Another CPU"
+        record.write_text(json.dumps(host))
     before = measured.starts()
     output = measured.measure(status=1)
     assert "Another CPU" in output and "snakemake probe" in output
+    (targets / "local.json").unlink()
+    assert "Another CPU" in measured.measure(status=1)
     assert measured.starts() == before
     measured.snakemake("probe")
+    measured.block["budget"] = [4, 8]
     measured.measure()
     assert [name.split("-r1")[0] for name in measured.starts() - before] == ["toy-ddtree-b8-k8"]
 

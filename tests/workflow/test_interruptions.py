@@ -87,6 +87,31 @@ def test_nothing_is_left_and_the_first_cell_is_kept(
     finish(slow)
 
 
+def test_a_snakemake_killed_before_its_run_has_begun(fresh: Clone) -> None:
+    fresh.snakemake("results/targets/local.json")
+    process = fresh.start("--", "measure")
+    find(fresh, "measure_run.py")
+    process.kill()
+    process.communicate()
+    nothing_is_left(fresh)
+    assert fresh.records() == []
+    fresh.measure()
+    assert len(fresh.records()) == 3
+
+
+def test_a_second_workflow_in_the_same_folder_is_refused_and_commands_that_look_are_not(fresh: Clone) -> None:
+    process = fresh.start("--", "measure")
+    try:
+        find(fresh, "ddtree_reference serve")
+        assert "locked" in fresh.snakemake("--", "measure", status=1)
+        assert "cells in 3 runs" in fresh.snakemake("plan")
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+    finally:
+        process.kill()
+    assert len(fresh.records()) == 3
+
+
 def test_a_killed_server_is_a_result(slow: Clone) -> None:
     process = slow.start()
     in_the_second_cell(slow)

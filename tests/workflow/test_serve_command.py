@@ -68,6 +68,14 @@ def test_errors_name_the_key_and_the_file(tmp_path: Path) -> None:
     assert "sweap: unknown key; did you mean 'sweep'?" in bad.stderr
 
 
+def test_several_servers_are_named() -> None:
+    refused = run("serve", "--method", "DDTREE")
+    assert refused.returncode == 1
+    assert (
+        "several servers are meant: smollm2-ddtree-b4-k4, smollm2-ddtree-b8-k8, smollm2-ddtree-b16-k8" in refused.stderr
+    )
+
+
 def test_a_budget_that_is_none_is_refused() -> None:
     refused = run("serve", "--method", "DDTREE", "--budget", "0")
     assert refused.returncode == 1

@@ -18,6 +18,17 @@ def test_plan_says_what_can_be_detected(fresh: Clone) -> None:
     assert "15 cells in 15 runs: 15 cells to be measured in 15 starts" in output
     assert "time: unknown: no earlier run" in output
     assert "least detectable speed-up with 5 repeats" in output
+    assert "warning: comparisons" not in output
+
+
+def test_plan_says_which_named_comparison_is_not_planned(fresh: Clone) -> None:
+    fresh.config["comparisons"] = [
+        {"method": "DDTREE", "budget": 4, "baseline": "AR"},
+        {"method": "DDTREE", "budget": 16, "baseline": "AR"},
+    ]
+    output = fresh.snakemake("plan")
+    assert "warning: comparisons[1]: method DDTREE budget 16 against AR is not in the sweep" in output
+    assert "comparisons[0]" not in output
 
 
 def test_explain_names_what_is_new(measured: Clone) -> None:

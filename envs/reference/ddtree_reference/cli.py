@@ -51,9 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check-lossless", help="compare DFLASH and DDTREE with AR, token by token")
     _add_model(check)
-    check.add_argument(
-        "--prompts", type=Path, help='JSON lines {"id", "category", "prompt"} (default: a built-in list)'
-    )
+    check.add_argument("--prompts", type=Path, required=True, help='JSON lines {"id", "prompt"}')
     check.add_argument("--limit", type=_positive, help="use the first prompts only")
     check.add_argument("--tokens", type=_positive, default=64, help="tokens of an answer at most")
     check.add_argument(
@@ -110,12 +108,12 @@ def _serve(options: argparse.Namespace) -> int:
         topk_cap=options.speculative_ddtree_topk_cap or options.speculative_ddtree_budget,
     )
     fault = worker.parse_fault(os.environ.get(worker.FAULT_VARIABLE), method)
-    if fault is not None and fault.prompt is None:
+    if fault is not None and fault.kind == "start":
         log.error("%s: refusing to start", worker.FAULT_VARIABLE)
         return 3
     server.check_port(options.host, options.port)
     torch.set_num_threads(options.threads)
-    opened = startup.open_engine(options.model, options.numerics, method.verify_width)
+    opened = startup.open_engine(options.model, options.numerics, [method])
     decode.check_method(opened.engine, method)
     service = server.Service(
         opened=opened,

@@ -49,6 +49,13 @@ class Method:
         return {"AR": 1, "DFLASH": self.block_size, "DDTREE": self.budget + 1}[self.algorithm]
 
     @property
+    def rows(self) -> int:
+        """Rows a round's forward really has: verify_width, or fewer where the cap leaves no more paths."""
+        if self.algorithm != "DDTREE":
+            return self.verify_width
+        return 1 + min(self.budget, sum(self.effective_cap**depth for depth in range(1, self.block_size)))
+
+    @property
     def effective_cap(self) -> int:
         """The cap that can matter: a node of rank r has r better siblings in the tree, so ranks stay below budget."""
         return min(self.topk_cap, self.budget)

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from ddtree_reference import __version__, decode, startup, tokenizer
-from ddtree_reference.assets import PACKAGE
 from ddtree_reference.decode import Engine, Method
 
-PROMPTS = PACKAGE / "data" / "lossless_prompts.jsonl"
 BUDGETS = (1, 4, 8, 15, 16, 32, 64)
 CAPS = (1, 8, None)  # None: the budget
 
@@ -113,11 +111,10 @@ def _run(engine: Engine, method: Method, prompt: list[int], tokens: int, eos: in
 
 def main(options: argparse.Namespace) -> int:
     """Run the check as the command line asks: 0 if every token is equal, 1 if not."""
-    entries = read_prompts(options.prompts or PROMPTS)[: options.limit]
+    entries = read_prompts(options.prompts)[: options.limit]
     methods = [parse_method(text) for text in options.configs] if options.configs else default_methods()
     torch.set_num_threads(options.threads)
-    width = max(method.verify_width for method in methods)
-    opened = startup.open_engine(options.model, options.numerics, width)
+    opened = startup.open_engine(options.model, options.numerics, methods)
     for method in methods:
         decode.check_method(opened.engine, method)
     prompts = {}

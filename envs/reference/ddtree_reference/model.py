@@ -254,13 +254,18 @@ def choose(target: Target, hidden: Tensor) -> list[int]:
 
 
 @torch.inference_mode()
+def rescore(target: Target, scores: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids of each row's best bf16 logits, ascending, and their fp32 scores, [T, 8] each: bf16 logits tie often."""
+    candidates = scores.topk(CANDIDATES, -1).indices.sort(-1).values
+    normed = normed.to(target.head.dtype).float()
+    return candidates, (target.head[candidates].float() * normed[:, None]).sum(-1)
+
+
+@torch.inference_mode()
 def pick(target: Target, scores: Tensor, normed: Tensor) -> list[int]:
     """The greedy token of each row, given what `logits` returns."""
     if target.numerics == "mixed":
-        # bf16 logits tie often: the best of them are scored again, and argmax takes the lowest id of equals
-        candidates = scores.topk(CANDIDATES, -1).indices.sort(-1).values  # [T, 8]
-        normed = normed.to(target.head.dtype).float()
-        rescored = (target.head[candidates].float() * normed[:, None]).sum(-1)  # [T, 8]
+        candidates, rescored = rescore(target, scores, normed)  # argmax takes the lowest id of equals
         chosen = candidates.gather(-1, rescored.argmax(-1, keepdim=True))[:, 0]
     else:
         chosen = scores.argmax(-1)

@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ddtree_reference.worker import FinishReason
 
 DEFAULT_MAX_TOKENS = 128
 MAX_STOPS = 16
 
-Zero = Annotated[float, Field(ge=0, le=0)]
+# Fields of OpenAI's, SGLang's and vLLM's requests that would change an answer, each with the values that leave it as it
+# is; null always does. What stands neither here nor in the models below (user, metadata, ...) has no say in the answer.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "stop_token_ids": ([],),
+    "stop_regex": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "no_stop_trim": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "structural_tag": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "custom_logit_processor": (),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "truncate_prompt_tokens": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "functions": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+}
 
 
 class ApiError(Exception):
@@ -31,12 +81,16 @@ class ApiError(Exception):
 class StreamOptions(BaseModel):
     """What a stream says about usage: in an event of its own at the end, and in every event."""
 
+    model_config = ConfigDict(strict=True)
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class GenerateRequest(BaseModel):
-    """What both endpoints take. Fields that would change the answer and are not supported must be off."""
+    """What both endpoints take; `check_supported` looks at the fields beyond these."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)
@@ -50,18 +104,24 @@ class GenerateRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_spec_tokens_details: bool = False
-    n: Literal[1] = 1
-    presence_penalty: Zero = 0.0
-    frequency_penalty: Zero = 0.0
-    logprobs: Literal[False] | None = None
-    logit_bias: None = None
+
+    def check_supported(self) -> None:
+        """Raise ApiError for a field that would change the answer and that this server does not have."""
+        for name, value in (self.model_extra or {}).items():
+            off = UNSUPPORTED.get(name)
+            if off is None or value is None or any(_same(value, harmless) for harmless in off):
+                continue
+            remedy = "leave it out" + "".join(f" or send {json.dumps(harmless)}" for harmless in off)
+            raise ApiError(400, f"{name}: {value!r:.80} is not supported here; {remedy}")
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings. Raises ApiError for empty ones or too many."""
+        """The stop strings. Raises ApiError for ones that are empty or no Unicode, or too many."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(stops) > MAX_STOPS or "" in stops:
             raise ApiError(400, f"stop: give up to {MAX_STOPS} strings, none of them empty")
+        for stop in stops:
+            check_unicode("stop", stop)
         return stops
 
     @property
@@ -98,15 +158,26 @@ class ChatRequest(GenerateRequest):
     """Body of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    tools: None = None
 
 
 class CompletionRequest(GenerateRequest):
     """Body of /v1/completions; a prompt is text or token ids."""
 
     prompt: str | list[int]
-    echo: Literal[False] = False
-    suffix: None = None
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise ApiError if `text` holds half of a surrogate pair, which JSON's \\u can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(text[error.start]):04X} alone at character {error.start}"
+        raise ApiError(400, f"{name} is not valid Unicode: {found}; send surrogates in pairs") from error
+
+
+def _same(value: Any, harmless: Any) -> bool:
+    """Whether a JSON value is `harmless`; false is not 0 and true is not 1."""
+    return bool(value == harmless) and isinstance(value, bool) == isinstance(harmless, bool)
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

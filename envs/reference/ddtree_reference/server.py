@@ -88,6 +88,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        _check_alive(service)
         return {"status": "ok"}
 
     @app.get("/v1/models")
@@ -177,16 +178,25 @@ async def _answer(
     return await _whole(job, updates, body, answer, request)
 
 
+def _check_alive(service: Service) -> None:
+    """Raise ApiError if nothing would answer a request."""
+    if not service.worker.alive:
+        raise ApiError(503, "the engine thread has ended, see the server's log; restart the server", "internal_error")
+
+
 def _encode(service: Service, text: str) -> list[int]:
     """Tokenize a prompt. One that is far too long is refused unread: it would hold up everybody's events."""
     words, max_context = service.opened.tokenizer, service.opened.engine.target.config.max_context
     if len(text) > words.longest * max_context:
         raise ApiError(400, f"a prompt of {len(text)} characters exceeds the maximum context of {max_context} tokens")
+    protocol.check_unicode("prompt", text)
     return tokenizer.encode(words, text)
 
 
 def _check(service: Service, body: GenerateRequest, prompt: list[int]) -> int:
     """The number of tokens to generate at most. Raises ApiError for what this server cannot do."""
+    _check_alive(service)
+    body.check_supported()
     if body.model is not None and body.model != service.served_model_name:
         raise ApiError(404, f"model {body.model!r} is not served here; the one that is: {service.served_model_name!r}")
     if body.temperature != 0:
@@ -283,8 +293,8 @@ def check_port(host: str, port: int) -> None:
 
 
 def run(service: Service, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; open connections get two seconds to end."""
+    """Serve until SIGINT or SIGTERM; open connections get a second to end."""
     log.info("serving %s on http://%s:%d", service.served_model_name, host, port)
     uvicorn.run(
-        create_app(service), host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+        create_app(service), host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=1
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ddtree_reference import decode, drafter, gguf, model, selftest, tokenizer, toy
 from ddtree_reference.assets import ModelName, weight_files
-from ddtree_reference.decode import Engine
+from ddtree_reference.decode import Engine, Method
 from ddtree_reference.model import Numerics
 from ddtree_reference.tokenizer import Tokenizer
 
@@ -30,13 +31,13 @@ class Opened:
     self_test: selftest.Result
 
 
-def open_engine(name: ModelName, numerics: NumericsChoice, max_width: int) -> Opened:
-    """Load a model for verify widths up to `max_width` and test it.
+def open_engine(name: ModelName, numerics: NumericsChoice, methods: Sequence[Method]) -> Opened:
+    """Load a model with buffers for `methods` and test it at the widths they verify.
 
     "auto" runs mixed numerics where the self-test passes and fp32 where it does not; "mixed" and "fp32" are taken as
     asked for, with a warning if the self-test fails.
     """
-    opened = _load(name, "fp32" if numerics == "fp32" else "mixed", max_width)
+    opened = _load(name, "fp32" if numerics == "fp32" else "mixed", methods)
     if opened.self_test.passed:
         return opened
     result = opened.self_test
@@ -47,14 +48,15 @@ def open_engine(name: ModelName, numerics: NumericsChoice, max_width: int) -> Op
             result.differing,
             result.rows,
         )
-        return _load(name, "fp32", max_width)
+        return _load(name, "fp32", methods)
     log.warning(
         "self-test: %d of %d tree rows differ in the last bits from rows computed alone", result.differing, result.rows
     )
     return opened
 
 
-def _load(name: ModelName, numerics: Numerics, max_width: int) -> Opened:
+def _load(name: ModelName, numerics: Numerics, methods: Sequence[Method]) -> Opened:
+    max_width = max(method.verify_width for method in methods)
     files = weight_files(name)
     if name == "toy":
         target = toy.build_target(numerics, MAX_CONTEXT)
@@ -65,4 +67,4 @@ def _load(name: ModelName, numerics: Numerics, max_width: int) -> Opened:
         target = model.from_gguf(file, numerics, MAX_CONTEXT)
         engine = decode.new_engine(target, drafter.load(files["drafter"], target), max_width)
         words = tokenizer.from_gguf(file.metadata)
-    return Opened(engine, words, files["model"], selftest.run(target, engine.cache, max_width))
+    return Opened(engine, words, files["model"], selftest.run(target, engine.cache, methods))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as BPE
@@ -74,8 +76,12 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> str:
     """The prompt of a conversation ({"role", "content"} each), ready for the assistant's answer."""
-    template = ImmutableSandboxedEnvironment().from_string(tokenizer.chat_template)
-    return template.render(messages=messages, add_generation_prompt=True)
+    return _compile(tokenizer.chat_template).render(messages=messages, add_generation_prompt=True)
+
+
+@cache
+def _compile(chat_template: str) -> Template:
+    return ImmutableSandboxedEnvironment().from_string(chat_template)
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

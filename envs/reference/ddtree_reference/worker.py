@@ -19,7 +19,7 @@ from ddtree_reference.stats import Counters, SpecCounts
 from ddtree_reference.tokenizer import Detokeniser, StopStrings, Tokenizer
 
 FAULT_VARIABLE = "DDTREE_REFERENCE_FAULT"
-FAULT_ROUNDS = 2  # rounds that are sent before an injected crash
+FAULT_ROUNDS = 2  # rounds that are sent before an injected crash or exception
 
 FinishReason = Literal["stop", "length"]
 
@@ -57,25 +57,34 @@ class Job:
 
 @dataclass(frozen=True)
 class Fault:
-    """A crash that tests ask for: at the start (`prompt` None) or in an answer to a prompt with this text in it."""
+    """What tests ask for: no start, or an answer to a prompt with `text` in it that crashes or raises."""
 
-    prompt: str | None
+    kind: Literal["start", "prompt", "raise"]
+    text: str = ""
 
 
 def parse_fault(value: str | None, method: Method) -> Fault | None:
     """The fault that a value like `DDTREE:8@start` or `DFLASH@prompt=haiku` asks of this method, if any.
 
-    Raises ValueError if the value has another form.
+    `start` ends the server at once, `prompt=TEXT` in the middle of an answer to a prompt that contains TEXT;
+    `raise=TEXT` raises an exception there. Raises ValueError if the value has another form.
     """
     if not value:
         return None
-    where, at, what = value.partition("@")
+    where, _, what = value.partition("@")
     algorithm, _, budget = where.partition(":")
-    if not at or algorithm not in ("AR", "DFLASH", "DDTREE") or not (what == "start" or what.startswith("prompt=")):
-        raise ValueError(f"{FAULT_VARIABLE}={value!r}: use METHOD[:BUDGET]@start or METHOD[:BUDGET]@prompt=TEXT")
+    kind, equals, text = what.partition("=")
+    faults: dict[tuple[str, str], Fault] = {
+        ("start", ""): Fault("start"),
+        ("prompt", "="): Fault("prompt", text),
+        ("raise", "="): Fault("raise", text),
+    }
+    fault = faults.get((kind, equals))
+    if fault is None or algorithm not in ("AR", "DFLASH", "DDTREE"):
+        raise ValueError(f"{FAULT_VARIABLE}={value!r}: use METHOD[:BUDGET]@start, ...@prompt=TEXT or ...@raise=TEXT")
     if algorithm != method.algorithm or (budget and budget != str(method.budget)):
         return None
-    return Fault(None if what == "start" else what.removeprefix("prompt="))
+    return fault
 
 
 class Worker:
@@ -98,7 +107,12 @@ class Worker:
         """Start the engine thread."""
         self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered: the engine thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float = 0.5) -> None:
         """Cancel what runs and waits, and end the thread."""
         while True:
             try:
@@ -137,7 +151,10 @@ class Worker:
             # idle before the client hears of the end, so that counters it reads then are final
             self._current = None
             if last is not None:
-                job.emit(last)
+                try:
+                    job.emit(last)
+                except Exception:  # nobody left to hear of it but the log
+                    log.exception("the end of a request could not be told")
 
     def _answer(self, job: Job) -> Update | None:
         """Decode one request and emit an update for each round with text; return the last one, None if cancelled."""
@@ -163,12 +180,17 @@ class Worker:
             if text:
                 job.emit(Update(text, done))
             if number == FAULT_ROUNDS:
-                self._crash_if_asked(job)
+                self._fail_if_asked(job)
         raise RuntimeError("decoding ended before the answer did")
 
-    def _crash_if_asked(self, job: Job) -> None:
-        """Die as a crashing server would, in the middle of an answer, if the fault hook asks for it."""
-        if self._fault is not None and self._fault.prompt is not None and self._fault.prompt in job.prompt_text:
-            log.error("%s: crashing on a prompt that contains %r", FAULT_VARIABLE, self._fault.prompt)
-            time.sleep(0.2)  # the first tokens are on their way to the client
-            os._exit(3)
+    def _fail_if_asked(self, job: Job) -> None:
+        """Raise, or die as a crashing server would, in the middle of an answer, if the fault hook asks for it."""
+        fault = self._fault
+        if fault is None or fault.kind == "start" or fault.text not in job.prompt_text:
+            return
+        message = f"{FAULT_VARIABLE}: {fault.kind} on a prompt that contains {fault.text!r}"
+        if fault.kind == "raise":
+            raise RuntimeError(message)
+        log.error(message)
+        time.sleep(0.2)  # the first tokens are on their way to the client
+        os._exit(3)

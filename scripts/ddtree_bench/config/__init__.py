@@ -23,15 +23,17 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
     if problems:
         raise ConfigError(problems)
     config = parse(tree)
-    problems = checks.check_references(config)
+    problems = checks.check_references(config) + checks.check_local_targets(config)
     if problems:
         raise ConfigError(problems)
     points = expand(config)
+    if not points:
+        raise ConfigError(["sweep: nothing is left to measure; `exclude` takes every point out"])
+    problems += checks.check_flags(points)
     problems += checks.check_methods(config, points)
     problems += checks.check_concurrency(points)
     problems += checks.check_graph_memory(config, points)
     problems += checks.check_baselines(config, points)
-    problems += checks.check_comparisons(config, points)
     problems += checks.check_engine_limits(config, points)
     problems += checks.check_prompts(config, points, root)
     if problems:

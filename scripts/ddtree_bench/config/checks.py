@@ -13,12 +13,15 @@ from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
 from ddtree_bench.load.prompts import Prompt, PromptError, select
 from ddtree_bench.load.prompts import read as read_prompts
-from ddtree_bench.servers.commands import REFERENCE_MODELS
+from ddtree_bench.servers.command_line import REFERENCE_MODELS
 
 SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|access_?key|private_?key)$", re.IGNORECASE)
 SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+RESERVED_FLAG = re.compile(
+    r"model(-path)?|host|port|served-model-name|start-id|speculative-.*|max-running-requests|tp(-size)?|ep(-size)?|config"
 )
 LOGIT_BYTES = 4
 """A graph keeps one fp32 logit for each row and word of the vocabulary."""
@@ -32,12 +35,38 @@ def check_secrets(tree: Mapping[str, Any], where: str = "") -> list[str]:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Mapping):
                 found += check_secrets(part, path)
-            elif isinstance(part, str) and part and (SECRET_KEY.search(str(key)) or SECRET_VALUE.search(part)):
+            elif part not in (None, "", True, False) and _is_secret(str(key), str(part)):
                 found.append(
-                    f"{path}: looks like a secret ({len(part)} characters); "
-                    "keep it out of the file and set it in the environment of the server"
+                    f"{path}: looks like a secret ({len(str(part))} characters); keep it out of the file: "
+                    "set it in your environment and name the variable in targets.<name>.pass_env"
                 )
     return found
+
+
+def _is_secret(key: str, value: str) -> bool:
+    return bool(SECRET_KEY.search(key.replace("-", "_")) or SECRET_VALUE.search(value))
+
+
+def check_local_targets(config: Config) -> list[str]:
+    """Servers of the local launcher listen on this machine's loopback address, and nowhere else."""
+    return [
+        f"targets.{name}.host: {target.host!r}, but the local launcher serves on 127.0.0.1 only; leave the key out"
+        for name, target in config.targets.items()
+        if target.launcher == "local" and target.host != "127.0.0.1"
+    ]
+
+
+def check_flags(points: Sequence[Coordinates]) -> list[str]:
+    """Flags must not say again, or otherwise, what keys of the configuration say."""
+    return list(
+        dict.fromkeys(
+            f"sweep[{point.block}].flags (or the target's): {name!r} is set by the workflow itself; "
+            "use the key of the configuration that stands for it"
+            for point in points
+            for name, _ in point.flags
+            if RESERVED_FLAG.fullmatch(name.lstrip("-"))
+        )
+    )
 
 
 def check_references(config: Config) -> list[str]:
@@ -136,22 +165,6 @@ def check_baselines(config: Config, points: Sequence[Coordinates]) -> list[str]:
                 f"sweep[{origin[group]}].method: {', '.join(sorted(present))} on {target} with {model} "
                 f"(TP{tp}, EP{ep}), {workload} at concurrency {concurrency} has no AR baseline; "
                 "add AR with the same values to the sweep, or set allow_missing_baseline: true"
-            )
-    return problems
-
-
-def check_comparisons(config: Config, points: Sequence[Coordinates]) -> list[str]:
-    """What is named beforehand must be planned, or nothing could ever come of it."""
-    problems = []
-    for index, comparison in enumerate(config.comparisons):
-        wanted = {key: getattr(comparison, key) for key in ("method", "budget", "topk_cap")}
-        wanted = {key: value for key, value in wanted.items() if value is not None}
-        planned = any(all(getattr(point, key) == value for key, value in wanted.items()) for point in points)
-        if not planned or not any(point.method == comparison.baseline for point in points):
-            named = " ".join(f"{key} {value}" for key, value in wanted.items())
-            problems.append(
-                f"comparisons[{index}]: {named} against {comparison.baseline} is not in the sweep; "
-                "add both to the sweep, or take the comparison out (`comparisons: []` in an overlay)"
             )
     return problems
 

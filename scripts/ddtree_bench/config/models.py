@@ -19,6 +19,10 @@ def _texts(value: Any) -> Any:
 Flags = Annotated[dict[str, str], BeforeValidator(_texts)]
 
 
+# `--config retry_failed=true` on Snakemake's command line comes as text.
+Switch = Annotated[bool, Field(strict=False)]
+
+
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
@@ -26,7 +30,7 @@ def _listed(value: Any) -> Any:
 class Section(BaseModel):
     """A part of the configuration; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class Target(Section):
@@ -52,6 +56,8 @@ class Target(Section):
     """How long a server may take to become ready (a 590 GB model needs 645 s)."""
     stop_grace_s: Annotated[float, Field(gt=0)] = 8.0
     """How long a server may take to end after SIGTERM before it is killed."""
+    pass_env: list[str] = []
+    """Names of environment variables that servers get from yours, such as tokens; the values are never recorded."""
     graph_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory that CUDA graphs' logits may take in all; checked against max_running_requests x verify width rows."""
     flags: Flags = {}
@@ -218,9 +224,9 @@ class Config(Section):
     """Seed of the order of the servers inside each repeat."""
     max_restarts: Annotated[int, Field(ge=0)] = 2
     """How often a run starts its server again after a crash to measure the cells that are left."""
-    retry_failed: bool = False
+    retry_failed: Switch = False
     """Measure failed cells again."""
-    allow_missing_baseline: bool = False
+    allow_missing_baseline: Switch = False
     """Plan DFLASH or DDTREE without AR beside it; such cells get no speed-up."""
     comparisons: list[Comparison] = []
     """Comparisons named before measuring: Holm's correction runs over these, and only they can be claims."""

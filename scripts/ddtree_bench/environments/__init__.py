@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ddtree_bench.environments.key import EnvironmentFailed, environment_key
+from ddtree_bench.environments.key import EnvironmentFailed, environment_key, python_tag
 
-__all__ = ["EnvironmentFailed", "environment_key"]
+__all__ = ["EnvironmentFailed", "environment_key", "python_tag"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ from ddtree_bench.environments.key import (
     EnvironmentFailed,
     engine_folder,
     environment_key,
+    python_tag,
     sha256,
     source_files,
 )
@@ -36,8 +38,16 @@ def build(engine: str, engines_root: Path, folder: Path, report: Report = print)
     """Make `folder` the wheelhouse of an engine and return its manifest; does nothing when it is that already.
 
     The wheels of the lock come by hash; torch, which differs by platform, by version with what its build needs;
-    our own package is built from `engines_root`/`engine`. The manifest is written last. Raises EnvironmentFailed.
+    our own package is built from `engines_root`/`engine`. The manifest is written last; one process builds a folder at
+    a time. Raises EnvironmentFailed.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_alone(engine, engines_root, folder, report)
+
+
+def _build_alone(engine: str, engines_root: Path, folder: Path, report: Report) -> Manifest:
     key = environment_key(engine, engines_root)
     source = engine_folder(engine, engines_root)
     if (folder / manifest.NAME).exists():
@@ -56,7 +66,7 @@ def build(engine: str, engines_root: Path, folder: Path, report: Report = print)
     built = Manifest(
         engine=engine,
         key=key,
-        python=manifest.python_tag(),
+        python=python_tag(),
         platform=sysconfig.get_platform(),
         wheels=tuple(Wheel.of(path) for path in sorted(manifest.wheels_folder(folder).glob("*.whl"))),
         patches=_digests(source, (PATCHES,)),

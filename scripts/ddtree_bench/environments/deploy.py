@@ -35,13 +35,13 @@ def deploy(
     python: str = sys.executable,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Install a wheelhouse on a target in `root`/<engine>-<key> and return the receipt; no-op when it is there.
+    """Install a wheelhouse on a target in `root`/<engine>-<key>-<tag> and return the receipt; no-op when it is there.
 
     `root` and `python`, of the wheelhouse's version, are the target's. The receipt holds engine, key, folder, python
     (the environment's), versions, manifest_sha256 and the seconds it took. Raises EnvironmentFailed.
     """
     built = manifest.read(wheelhouse)
-    folder = f"{root.rstrip('/')}/{built.engine}-{keys.short(built.key)}"
+    folder = f"{root.rstrip('/')}/{built.engine}-{keys.short(built.key)}-{built.python}"
     request: dict[str, Any] = {
         "action": "verify",
         "engine": built.engine,

@@ -6,6 +6,7 @@ Read while Snakemake parses, so it imports nothing heavy and reads nothing but t
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def environment_key(engine: str, engines_root: Path) -> str:
         files += source_files(folder / name)
     contents = {str(file.relative_to(folder)): sha256(file) for file in files if file.is_file()}
     return keys.digest({"format": FORMAT, "engine": engine, "files": contents})
+
+
+def python_tag() -> str:
+    """The tag of the running Python, such as cp311."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
 def engine_folder(engine: str, engines_root: Path) -> Path:

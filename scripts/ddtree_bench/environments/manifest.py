@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ddtree_bench.environments.key import EnvironmentFailed, sha256
+from ddtree_bench.environments.key import EnvironmentFailed, python_tag, sha256
 
 SCHEMA = 1
 NAME = "manifest.json"
@@ -99,8 +98,3 @@ def read(folder: Path) -> Manifest:
 def wheels_folder(folder: Path) -> Path:
     """Where the wheels of a wheelhouse lie."""
     return folder / "wheels"
-
-
-def python_tag() -> str:
-    """The tag of the running Python, such as cp311."""
-    return f"cp{sys.version_info.major}{sys.version_info.minor}"

@@ -13,18 +13,20 @@ from matplotlib.ticker import MaxNLocator
 
 from ddtree_bench.comparisons import succeeded
 from ddtree_bench.figures import style
-from ddtree_bench.figures.facets import failures, in_order, marks, panels
+from ddtree_bench.figures.facets import failed_of, failures, in_order, marks, panels
 from ddtree_bench.stats import mean_interval
 
 TITLE = "Acceptance by depth"
 CAPTION = (
     "Share of verify rounds in which at least d drafts were accepted, for each configuration. The sum over all depths "
-    "is the number of drafts accepted a round, that is the accept length less the bonus token. A tree lifts the curve "
-    "at small depths, where a chain stops at its first wrong draft; where curves meet, further nodes buy nothing. "
-    "Marks are means over runs (fresh server starts), bars the 95 % t-interval; greedy decoding repeats itself, so "
-    "there the interval can have no width. AR drafts nothing and has no curve."
+    "is the number of drafts accepted a round, that is the accept length (whole rounds) less the bonus token. A tree "
+    "lifts the curve at small depths, where a chain stops at its first wrong draft; where curves meet, further nodes "
+    "buy nothing. Marks are means over runs (fresh server starts), a run that never got so deep counting as 0; bars "
+    "are the 95 % t-interval; greedy decoding repeats itself, so there the interval can have no width. AR drafts "
+    "nothing and has no curve."
 )
-PANEL_HEIGHT, LEFT, RIGHT, BETWEEN, TOP, X_LABEL, ENTRY = 1.7, 0.48, 0.08, 0.45, 0.24, 0.38, 0.135
+PANEL_HEIGHT, LEFT, RIGHT, BETWEEN, TOP, X_LABEL = 1.7, 0.48, 0.08, 0.45, 0.24, 0.40
+SIDE = 0.1
 PER_ROW = 2
 DRAWN = ["panel", "method", "configuration", "depth", "kind", "repeat", "value", "low", "high", "n", "rounds", "reason"]
 
@@ -33,15 +35,15 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
     """Draw the figure from the tables `cells` and `acceptance`; returns the paths written (PDF, PNG, SVG, CSV)."""
     with style.look():
         groups = list(panels(tables["cells"]))
-        names = _names(groups)
+        looks = _looks(groups)
         columns = min(PER_ROW, len(groups))
         rows = -(-len(groups) // columns)
-        width = style.SINGLE_COLUMN if columns == 1 else style.DOUBLE_COLUMN
-        handles = _handles(groups, names)
-        entries = style.legend_columns([str(handle.get_label()) for handle in handles], width - 0.1)
+        handles = _handles(groups, looks)
+        labels = [str(handle.get_label()) for handle in handles]
+        width = _width(columns, labels)
         notes = style.wrap_notes(_notes(groups), width)
         foot = style.note_height(notes)
-        bottom = foot + X_LABEL + -(-len(handles) // entries) * ENTRY
+        bottom = foot + X_LABEL + style.legend_height(labels, width - SIDE)
         height = bottom + rows * (PANEL_HEIGHT + TOP) + (rows - 1) * X_LABEL
         figure = style.new_figure(width, height)
         each = (width - LEFT - RIGHT - (columns - 1) * BETWEEN) / columns
@@ -58,26 +60,30 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
                 )
             )
             axes.set_title(title, loc="left", fontweight="bold", pad=4)
-            drawn += [{"panel": title, **line} for line in _panel(axes, panel, tables["acceptance"], names)]
+            drawn += [{"panel": title, **line} for line in _panel(axes, panel, tables["acceptance"], looks)]
             if column == 0:
                 axes.set_ylabel("P(at least d drafts accepted)")
         figure.legend(
             handles=handles,
             loc="lower left",
             bbox_to_anchor=(0.03 / width, foot / height),
-            ncols=entries,
-            handlelength=2.6,
-            columnspacing=1.2,
-            labelspacing=0.25,
-            borderpad=0.1,
+            ncols=style.legend_columns(labels, width - SIDE),
+            **style.LEGEND,
         )
         style.footnote(figure, notes, width)
         return style.save(figure, pd.DataFrame(drawn, columns=DRAWN), stem)
 
 
-def _names(groups: Sequence[tuple[str, pd.DataFrame]]) -> dict[str, tuple[str, Any, Any]]:
-    """Method, colour and dash of each drafting configuration, the same in every panel: darker with a larger budget."""
-    looks: dict[str, tuple[str, Any, Any]] = {}
+def _width(columns: int, labels: Sequence[str]) -> float:
+    """One column of a page for one panel, unless its legend needs two: for long names, or not to be a long list."""
+    narrow = style.SINGLE_COLUMN - SIDE
+    fits = style.legend_width(labels) <= narrow and style.legend_height(labels, narrow) <= PANEL_HEIGHT
+    return style.SINGLE_COLUMN if columns == 1 and fits else style.DOUBLE_COLUMN
+
+
+def _looks(groups: Sequence[tuple[str, pd.DataFrame]]) -> dict[str, style.Stroke]:
+    """Stroke of each drafting configuration, the same in every panel: darker with a larger budget."""
+    looks: dict[str, style.Stroke] = {}
     for method in ("DFLASH", "DDTREE"):
         found: dict[str, tuple[int, int]] = {}
         for _, panel in groups:
@@ -86,24 +92,18 @@ def _names(groups: Sequence[tuple[str, pd.DataFrame]]) -> dict[str, tuple[str, A
                 size = first["budget"] if method == "DDTREE" else first["block_size"]
                 found[first["configuration"]] = (int(size), int(first["topk_cap"]) if method == "DDTREE" else 0)
         ordered = sorted(found, key=lambda name: (found[name], name))
-        for place, (name, colour) in enumerate(zip(ordered, style.shades(method, max(1, len(ordered))), strict=False)):
-            looks[name] = (
-                method,
-                colour,
-                style.METHODS[method].line if method == "DFLASH" else style.DASHES[place % len(style.DASHES)],
-            )
+        looks |= zip(ordered, style.strokes(method, len(ordered)), strict=True)
     return looks
 
 
 def _panel(
-    axes: Axes, panel: pd.DataFrame, acceptance: pd.DataFrame, looks: dict[str, tuple[str, Any, Any]]
+    axes: Axes, panel: pd.DataFrame, acceptance: pd.DataFrame, looks: dict[str, style.Stroke]
 ) -> list[dict[str, Any]]:
     drawn: list[dict[str, Any]] = []
     for group in in_order(panel[panel["method"] != "AR"]):
         first = group.iloc[0]
         common = {"method": first["method"], "configuration": first["configuration"]}
-        runs = acceptance[acceptance["plan_key"].isin(succeeded(group)["plan_key"])]
-        lines = _lines(runs, common)
+        lines = _lines(succeeded(group), acceptance, common)
         _curve(axes, lines, looks[first["configuration"]])
         failed = group[group["status"] != "ok"]
         lines += [
@@ -123,14 +123,19 @@ def _panel(
     return drawn
 
 
-def _lines(runs: pd.DataFrame, common: dict[str, Any]) -> list[dict[str, Any]]:
+def _lines(cells: pd.DataFrame, acceptance: pd.DataFrame, common: dict[str, Any]) -> list[dict[str, Any]]:
+    """Marks of one configuration. A run that never got as deep as another has probability 0 there, not none."""
+    reporting = cells[cells["accept_length_rounds"].notna()]
+    found = acceptance[acceptance["plan_key"].isin(reporting["plan_key"])]
+    by_depth = found.pivot(index="depth", columns="plan_key", values="probability").sort_index()
+    by_depth = by_depth.reindex(columns=list(reporting["plan_key"])).fillna(0.0)
     lines: list[dict[str, Any]] = []
-    for depth, at in runs.groupby("depth"):
-        interval = mean_interval(at["probability"])
+    for depth, values in by_depth.iterrows():
+        interval = mean_interval(values)
+        at = {**common, "depth": int(str(depth))}
         lines.append(
             {
-                **common,
-                "depth": int(depth),
+                **at,
                 "kind": "mean",
                 "value": interval.estimate,
                 "low": interval.low,
@@ -139,55 +144,51 @@ def _lines(runs: pd.DataFrame, common: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
         lines += [
-            {
-                **common,
-                "depth": int(depth),
-                "kind": "run",
-                "repeat": row["repeat"],
-                "value": row["probability"],
-                "rounds": row["rounds"],
-            }
-            for _, row in at.iterrows()
+            {**at, "kind": "run", "repeat": cell["repeat"], "value": value, "rounds": cell["rounds"]}
+            for cell, value in zip(reporting.to_dict("records"), values, strict=True)
             if interval.n <= style.MAX_POINTS
         ]
     return lines
 
 
-def _curve(axes: Axes, lines: list[dict[str, Any]], look: tuple[str, Any, Any]) -> None:
-    method, colour, dash = look
-    marker = style.METHODS[method].marker
+def _curve(axes: Axes, lines: list[dict[str, Any]], stroke: style.Stroke) -> None:
     means = [line for line in lines if line["kind"] == "mean"]
     if not means:
         return
-    axes.plot(
-        [m["depth"] for m in means],
-        [m["value"] for m in means],
-        color=colour,
-        linestyle=dash,
-        marker=marker,
-        markersize=3.6,
-    )
+    axes.plot([m["depth"] for m in means], [m["value"] for m in means], markersize=3.6, **stroke.options)
     ranged = [m for m in means if m["low"] == m["low"]]
     axes.errorbar(
         [m["depth"] for m in ranged],
         [m["value"] for m in ranged],
         [[m["value"] - m["low"] for m in ranged], [m["high"] - m["value"] for m in ranged]],
-        color=colour,
+        color=stroke.colour,
         linestyle="none",
         linewidth=0.8,
         capsize=1.6,
     )
     runs = [line for line in lines if line["kind"] == "run"]
-    axes.plot([r["depth"] for r in runs], [r["value"] for r in runs], marker, color=colour, markersize=1.6, alpha=0.8)
+    axes.plot(
+        [r["depth"] for r in runs],
+        [r["value"] for r in runs],
+        stroke.marker,
+        color=stroke.colour,
+        markersize=1.6,
+        alpha=0.8,
+    )
 
 
-def _handles(groups: Sequence[tuple[str, pd.DataFrame]], looks: dict[str, tuple[str, Any, Any]]) -> list[Line2D]:
-    good = {name for _, panel in groups for name in succeeded(panel)["configuration"]}
+def _handles(groups: Sequence[tuple[str, pd.DataFrame]], looks: dict[str, style.Stroke]) -> list[Line2D]:
+    """A legend entry a configuration, with how many of its runs failed; a cross for one that has no curve."""
+    cells = pd.concat([panel for _, panel in groups])
     handles = []
-    for name, (method, colour, dash) in looks.items():
-        marker = style.METHODS[method].marker
-        line = Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=3.6, label=name)
-        handles.append(line if name in good else style.failed_handle(name))
+    for name, stroke in looks.items():
+        mine = cells[cells["configuration"] == name]
+        failed = failed_of(mine)
+        label = f"{name} (× {failed} failed)" if failed else name
+        if len(succeeded(mine)):
+            handles.append(Line2D([], [], markersize=3.6, label=label, **stroke.options))
+        else:
+            handles.append(style.failed_handle(label, whole=True))
     return handles
 
 
@@ -200,4 +201,4 @@ def _notes(groups: Sequence[tuple[str, pd.DataFrame]]) -> list[str]:
     ]
     for title, panel in groups:
         lines += failures(panel[panel["method"] != "AR"], title if len(groups) > 1 else "")
-    return lines + marks(pd.concat([panel for _, panel in groups]))
+    return lines + marks([(title, panel[panel["method"] != "AR"]) for title, panel in groups])

@@ -1,13 +1,13 @@
-"""What figures share when they read tables: names of configurations, panels, and notes on failed cells."""
+"""What figures share when they read tables: names of configurations, panels, notes on failed cells, validity marks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from ddtree_bench.comparisons import CONFIGURATION
+from ddtree_bench.comparisons import CONFIGURATION, succeeded
 from ddtree_bench.figures.style import METHODS
 
 SETTING = ("target", "engine", "model", "tensor_parallel", "expert_parallel")
@@ -85,11 +85,56 @@ def failures(cells: pd.DataFrame, where: str = "") -> list[str]:
     return notes
 
 
-def marks(cells: pd.DataFrame) -> list[str]:
-    """Notes on how the cells were measured that change what a figure means."""
-    notes = []
-    if cells["repeat_prompts"].fillna(False).any():
-        notes.append("Prompts were used more than once (repeat_prompts).")
-    if cells["ignore_eos"].fillna(False).any():
-        notes.append("Answers ran on after their end (ignore_eos), which inflates the accept length.")
-    return notes
+def failed_of(cells: pd.DataFrame) -> str:
+    """`1/4` for a configuration with failed runs, "" without."""
+    failed = int((cells["status"] != "ok").sum())
+    return f"{failed}/{len(cells)}" if failed else ""
+
+
+def marks_of(cells: pd.DataFrame) -> list[str]:
+    """What a reader must know of one configuration's cells before believing its numbers, each in a phrase."""
+    good = succeeded(cells)
+    if good.empty:
+        return []
+    answered, sent = int(good["requests_ok"].sum()), int(good["requests"].sum())
+    broken, cached = int(good["identity_broken"].sum()), int(good["cached_prompt_tokens"].sum())
+    found = {
+        f"only {answered} of {sent} requests succeeded": answered < sent,
+        f"tokens are not 1 + rounds + accepted drafts in {broken} requests": broken > 0,
+        # Budget 1 and cap 1 are chains by construction.
+        "no tree branched: a chain": _any(good["tree_is_chain"]) and good[["budget", "topk_cap"]].iloc[0].min() > 1,
+        f"{cached} prompt tokens from the prefix cache": cached > 0,
+        "no steady window to use: full window": (good["throughput_window"] != "steady").any(),
+        "prompts used more than once": _any(good["repeat_prompts"]),
+        "text after its end (ignore_eos), which inflates the accept length": _any(good["ignore_eos"]),
+        "tokens differ from the server's count by more than 1 %": _any(good["counter_mismatch"]),
+    }
+    return [text for text, applies in found.items() if applies]
+
+
+def _any(values: pd.Series) -> bool:
+    return bool(values.fillna(False).astype(bool).any())
+
+
+def marks(groups: Sequence[tuple[str, pd.DataFrame]]) -> list[str]:
+    """Notes with the marks of all panels' configurations: the mark, and whom it concerns."""
+    concerned: dict[str, dict[str, list[str]]] = {}
+    for title, panel in groups:
+        for group in in_order(panel):
+            for text in marks_of(group):
+                concerned.setdefault(text, {}).setdefault(title, []).append(str(group["configuration"].iloc[0]))
+    everybody = {
+        title: [str(group["configuration"].iloc[0]) for group in in_order(panel) if len(succeeded(group))]
+        for title, panel in groups
+    }
+    return [f"! {text}: {_whom(panels_of, everybody)}." for text, panels_of in concerned.items()]
+
+
+def _whom(concerned: Mapping[str, list[str]], everybody: Mapping[str, list[str]]) -> str:
+    if concerned == {title: names for title, names in everybody.items() if names}:
+        return "all configurations"
+    parts = [
+        (f"{title}: " if len(everybody) > 1 else "") + ("all" if names == everybody[title] else ", ".join(names))
+        for title, names in concerned.items()
+    ]
+    return "; ".join(parts)

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 
 from ddtree_bench.comparisons import FACTORS, run_ratios
 from ddtree_bench.figures import style
@@ -17,20 +18,22 @@ from ddtree_bench.figures.facets import APART, failures, in_order, marks, panels
 TITLE = "Speed-up over AR, explained"
 CAPTION = (
     "Throughput of each configuration over that of AR, and the three factors whose product it is: tokens committed a "
-    "round (accept length), AR's step time over the round time, and the residual (prefill, queueing, the client). "
-    "Speculation pays when rounds cost less extra time than they bring tokens. Large marks are geometric means over "
-    "pairs of runs of one repeat and block, bars the 95 % t-interval of the log-ratio, small marks single pairs; the "
-    "vertical line at 1 is AR. Throughput itself stands at the right. A dagger marks ratios of runs that were not "
-    "measured in one block: unpaired, wider, and open to whatever changed in between."
+    "round (accept length, pooled: the cut at the end of answers included), AR's step time over the round time, and "
+    "the residual (prefill, queueing, the client). Speculation pays when rounds cost less extra time than they bring "
+    "tokens. Large marks are geometric means over pairs of runs of one repeat and block, bars the 95 % t-interval of "
+    "the log-ratio, small marks single pairs; the vertical line at 1 is AR. Throughput itself stands at the right. A "
+    "dagger marks ratios of runs that were not measured in one block: unpaired, wider, and open to whatever changed in "
+    "between. A red cross with n/m says that n of m runs failed; a filled one, that none succeeded."
 )
 QUANTITIES = ("speedup", *FACTORS)
-HEADS = ("Speed-up over AR", "Accept length\n(tokens/round)", "AR step time /\nround time", "Residual")
+HEADS = ("Speed-up over AR", "Accept length,\npooled\n(tokens/round)", "AR step time /\nround time", "Residual")
 SIGNS = ("=", "×", "×")
-LEFT, RIGHT, GAP = 1.30, 1.02, 0.26
+RIGHT, RIGHT_FAILED, GAP = 0.90, 1.22, 0.26
+LABEL_SIZE, LABEL_PAD, LABEL_LINE = 7.0, 0.14, 0.118
 SHARES = (1.5, 1.0, 1.0, 1.0)
 RATIO_AT, SPEED_AT = 26, 59
 """Right edges of the two columns of numbers, points from the last panel."""
-LINE, TOP, HEAD, X_LABEL = 0.21, 0.02, 0.36, 0.30
+LINE, TOP, HEAD, X_LABEL = 0.21, 0.02, 0.62, 0.30
 DRAWN = [
     "panel",
     "method",
@@ -57,24 +60,25 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
         ratios = tables["speedup"][tables["speedup"]["baseline"] == "AR"]
         by_panel = dict(panels(ratios)) if len(ratios) else {}
         notes = style.wrap_notes(_notes(groups, cells, ratios), style.DOUBLE_COLUMN)
-        heights = [max(2, len(panel)) * LINE + 0.08 for _, panel in groups]
+        heights = [_tall(panel) for _, panel in groups]
         height = TOP + sum(HEAD + h + X_LABEL for h in heights) + style.note_height(notes)
         figure = style.new_figure(style.DOUBLE_COLUMN, height)
+        margins = _margins(groups)
         drawn: list[dict[str, Any]] = []
         top = TOP
         for (title, panel), tall in zip(groups, heights, strict=True):
             top += HEAD
-            axes = _row(figure, height, top, tall)
+            axes = _row(figure, height, top, tall, margins)
             lines = _lines(
                 panel, by_panel.get(title, ratios.iloc[:0].assign(configuration=None)), cells[title], tables["cells"]
             )
             figure.text(
                 0.06 / style.DOUBLE_COLUMN,
-                1 - (top - 0.06) / height,
-                title.replace(APART, "\n", 1),
+                1 - (top - HEAD + 0.04) / height,
+                title,
                 fontsize=7.5,
                 fontweight="bold",
-                va="bottom",
+                va="top",
             )
             _draw_row(axes, panel, lines)
             drawn += [{"panel": title, **line} for line in lines]
@@ -83,10 +87,28 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
         return style.save(figure, pd.DataFrame(drawn, columns=DRAWN), stem)
 
 
-def _row(figure: Figure, height: float, top: float, tall: float) -> list[Axes]:
+def _broken(name: str) -> str:
+    """A configuration's name over as many lines as it has parts: method and budget stand whole in the first."""
+    return name.replace(APART, "\n").replace(", ", "\n")
+
+
+def _tall(panel: pd.DataFrame) -> float:
+    """Inches of a row of panels."""
+    lines = [_broken(name).count("\n") + 1 for name in panel["configuration"]]
+    return max(2, len(panel)) * max(LINE, LABEL_LINE * max(lines) + 0.06) + 0.08
+
+
+def _margins(groups: Sequence[tuple[str, pd.DataFrame]]) -> tuple[float, float]:
+    """Inches left for the longest name with its dagger, and right for the numbers and the counts of failed runs."""
+    names = [f"{_broken(name)}†" for _, panel in groups for name in panel["configuration"]]
+    failed = any((panel["n_failed"] > 0).any() for _, panel in groups)
+    return style.text_width(names, LABEL_SIZE) + LABEL_PAD, RIGHT_FAILED if failed else RIGHT
+
+
+def _row(figure: Figure, height: float, top: float, tall: float, margins: tuple[float, float]) -> list[Axes]:
     width = style.DOUBLE_COLUMN
-    unit = (width - LEFT - RIGHT - GAP * (len(SHARES) - 1)) / sum(SHARES)
-    axes, left = [], LEFT
+    unit = (width - sum(margins) - GAP * (len(SHARES) - 1)) / sum(SHARES)
+    axes, left = [], margins[0]
     for share in SHARES:
         axes.append(figure.add_axes((left / width, 1 - (top + tall) / height, share * unit / width, tall / height)))
         left += share * unit + GAP
@@ -190,12 +212,13 @@ def _draw_row(axes: Sequence[Axes], panel: pd.DataFrame, lines: Sequence[Mapping
         axis.tick_params(axis="y", length=0)
         axis.spines[["top", "right", "left"]].set_visible(False)
     for name, place in places.items():
-        label = f"{name}{'†' if name in unpaired else ''}"
+        label = f"{_broken(name)}{'†' if name in unpaired else ''}"
         _label(axes[0], label, place, style.METHODS[methods[name]].colour if methods[name] != "DFLASH" else "#9A6400")
         if methods[name] == "AR" and any(line["configuration"] == name and line["kind"] == "mean" for line in lines):
             axes[0].plot([1], [place], style.METHODS["AR"].marker, color=style.METHODS["AR"].colour, zorder=4)
     _signs(axes)
     _at_right(axes[-1], lines, places)
+    _failed_at_right(axes[-1], panel, places)
     if "AR" not in methods.values():
         axes[0].text(
             0.97,
@@ -223,7 +246,7 @@ def _label(axis: Axes, label: str, place: int, colour: str) -> None:
         textcoords="offset points",
         ha="right",
         va="center",
-        fontsize=7,
+        fontsize=LABEL_SIZE,
         color=colour,
     )
 
@@ -275,7 +298,7 @@ def _signs(axes: Sequence[Axes]) -> None:
 
 
 def _at_right(axis: Axes, lines: Sequence[Mapping[str, Any]], places: Mapping[str, int]) -> None:
-    """Speed-up and throughput as numbers beside the last panel, and the crosses of failed runs."""
+    """Speed-up and throughput as numbers beside the last panel."""
     across = axis.get_yaxis_transform()
     for text, points in (("ratio", RATIO_AT), ("tokens/s", SPEED_AT)):
         axis.annotate(
@@ -304,19 +327,24 @@ def _at_right(axis: Axes, lines: Sequence[Mapping[str, Any]], places: Mapping[st
                 va="center",
                 fontsize=7,
             )
-        if any(line["kind"] == "failed" for line in mine):
-            axis.annotate(
-                "×",
-                (1, place),
-                xycoords=across,
-                xytext=(SPEED_AT + 7, 0),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                fontsize=9,
-                color=style.FAILED,
-                fontweight="bold",
-            )
+
+
+def _failed_at_right(axis: Axes, panel: pd.DataFrame, places: Mapping[str, int]) -> None:
+    """Beside the numbers, where no value is read: a cross and how many of how many runs failed."""
+    for row in panel[panel["n_failed"] > 0].to_dict("records"):
+        at = axis.get_yaxis_transform() + ScaledTranslation((SPEED_AT + 9) / 72, 0, axis.figure.dpi_scale_trans)
+        place = places[row["configuration"]]
+        axis.plot([1], [place], transform=at, clip_on=False, **style.failed_mark(not row["n"]))
+        axis.annotate(
+            f"{row['n_failed']}/{row['n'] + row['n_failed']}",
+            (1, place),
+            xycoords=axis.get_yaxis_transform(),
+            xytext=(SPEED_AT + 14, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=style.FOOT_SIZE,
+            color=style.FAILED,
+        )
 
 
 def _notes(
@@ -335,11 +363,11 @@ def _notes(
         lines.append(
             f"† Unpaired (measured in other blocks): {style.n_of(unpaired)}, Welch's interval on log run means."
         )
-    refused = ratios[ratios["comparison"] == "refused"]
+    refused = ratios[ratios["comparison"].isin(["refused", "unequal_work"])]
     lines += [
         f"{', '.join(rows['server'])} ({workload} at {load}): {reason}"
         for (workload, load, reason), rows in refused.groupby(["workload", "load", "reason"], sort=False)
     ]
     for title, _ in groups:
         lines += failures(cells[title], title if len(groups) > 1 else "")
-    return lines + marks(pd.concat(list(cells.values())))
+    return lines + marks(list(cells.items()))

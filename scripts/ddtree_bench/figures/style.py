@@ -15,7 +15,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from ddtree_bench.stats import MIN_REPEATS
 
@@ -29,7 +31,12 @@ MAX_POINTS = 10
 DASHES: tuple[Any, ...] = ("-", (0, (3, 1)), (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (6, 2)))
 """Line styles of several configurations of one method."""
 
+FILLS = ("full", "none", "left", "top", "right", "bottom")
+"""Fillings of a marker, where there are more configurations of a method than line styles."""
+
 FOOT_SIZE = 6.0
+LEGEND_ROW = 0.131
+"""Inches of a row of a legend."""
 FAILED = "#B00020"
 
 
@@ -123,6 +130,49 @@ def shades(method: str, n: int) -> list[Any]:
     return list(ramp)
 
 
+@dataclass(frozen=True)
+class Stroke:
+    """How one of several configurations of a method is drawn."""
+
+    colour: Any
+    line: Any
+    fill: Any
+    marker: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords for `Axes.plot` and `Line2D`."""
+        alternative = {} if self.fill in ("full", "none") else {"markerfacecoloralt": "white"}
+        return {
+            "color": self.colour,
+            "linestyle": self.line,
+            "marker": self.marker,
+            "fillstyle": self.fill,
+            "markeredgewidth": 0.8,
+            **alternative,
+        }
+
+
+def strokes(method: str, n: int) -> list[Stroke]:
+    """`n` strokes of a method from light to dark, told apart by line and filling, and beyond those by shade alone.
+
+    Baselines keep their method's line, which the reader knows, and differ in the filling.
+    """
+    look = METHODS[method]
+    lines: tuple[Any, ...] = DASHES if method == "DDTREE" else (look.line,)
+    return [
+        Stroke(colour, lines[i % len(lines)], FILLS[i // len(lines) % len(FILLS)], look.marker)
+        for i, colour in enumerate(shades(method, max(1, n))[:n])
+    ]
+
+
+def text_width(texts: Sequence[str], size: float) -> float:
+    """Inches of the longest of the texts' lines at a font size in points."""
+    font = FontProperties(family=RC["font.family"], size=size)
+    lines = [line for text in texts for line in text.split("\n")]
+    return max((TextPath((0, 0), line, prop=font).get_extents().x1 / 72 for line in lines if line.strip()), default=0.0)
+
+
 def n_of(counts: Sequence[int], unit: str = "run") -> str:
     """`n = 3 runs`, `n = 2–3 runs`, `n = 0 runs`: what n counts is always said."""
     good = sorted({int(count) for count in counts if count > 0}) or [0]
@@ -147,10 +197,29 @@ def points_note(counts: Sequence[int], what: str) -> str:
     return f"; small marks: {what}" + (f" (up to {MAX_POINTS})" if max(good) > MAX_POINTS else "")
 
 
+def legend_width(labels: Sequence[str]) -> float:
+    """Inches of a column of a legend: its longest label, the line before it and the space after it."""
+    return 0.46 + text_width(labels, RC["legend.fontsize"])
+
+
 def legend_columns(labels: Sequence[str], width_in: float) -> int:
     """Columns of a legend whose longest label still fits the width."""
-    each = 0.62 + 0.058 * max((len(label) for label in labels), default=1)
-    return max(1, min(len(labels), int(width_in / each)))
+    return max(1, min(len(labels), int(width_in / legend_width(labels))))
+
+
+def legend_height(labels: Sequence[str], width_in: float) -> float:
+    """Inches that a legend takes in as many columns as `legend_columns` gives it."""
+    return -(-len(labels) // legend_columns(labels, width_in)) * LEGEND_ROW if labels else 0.0
+
+
+LEGEND: dict[str, Any] = {
+    "handlelength": 2.6,
+    "columnspacing": 1.2,
+    "labelspacing": 0.3,
+    "borderpad": 0.1,
+    "borderaxespad": 0.0,
+    "handletextpad": 0.6,
+}
 
 
 def footnote(figure: Figure, lines: Sequence[str], width_in: float) -> float:
@@ -179,10 +248,15 @@ def note_height(wrapped: Sequence[str]) -> float:
     return len(wrapped) * FOOT_SIZE * 1.25 / 72 + 0.06
 
 
-def cross(axes: Axes, x: float, y: float, transform: Any = None) -> None:
-    """The mark of failed cells."""
-    extra = {} if transform is None else {"transform": transform}
-    axes.plot([x], [y], "x", color=FAILED, markersize=5, markeredgewidth=1.4, clip_on=False, zorder=6, **extra)
+def failed_mark(whole: bool) -> dict[str, Any]:
+    """Keywords for the mark of failed runs: filled when all runs failed, thin when some did."""
+    return {
+        "color": FAILED,
+        "marker": "X" if whole else "x",
+        "linestyle": "none",
+        "markersize": 5.5 if whole else 4.0,
+        "markeredgewidth": 0.0 if whole else 1.0,
+    }
 
 
 def say(axes: Axes, text: str) -> None:
@@ -198,6 +272,6 @@ def number(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def failed_handle(label: str) -> Line2D:
+def failed_handle(label: str, whole: bool) -> Line2D:
     """A legend entry for failed runs."""
-    return Line2D([], [], color=FAILED, marker="x", linestyle="none", markersize=5, markeredgewidth=1.4, label=label)
+    return Line2D([], [], label=label, **failed_mark(whole))

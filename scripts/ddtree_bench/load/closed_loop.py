@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pandas as pd
 
-from ddtree_bench.load import requests_table
+from ddtree_bench.load import requests_table, server_samples
 from ddtree_bench.load.client import DEFAULT_TIMEOUTS, PATHS, Connection, Timeouts, request_body
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.plan import Workload
@@ -31,11 +31,14 @@ class Measurement:
     `requests` has the columns of requests_table.SCHEMA, one row for each request that was sent, by index. `client`
     tells how the client itself fared: wall_s and the process's cpu_s from the first request to the last answer,
     run_queue_wait_s (time its threads were ready and not running, summed over them; None where the kernel does not
-    say) and connections_preopened. `aborted` is the reason when the cell was ended early.
+    say), connections_preopened and server_sample_errors (samples that failed; None where none were asked for).
+    `server_samples` has the columns of server_samples.COLUMNS and no row without a `sample` to call. `aborted` is the
+    reason when the cell was ended early.
     """
 
     requests: pd.DataFrame
     client: dict[str, float | int | None]
+    server_samples: pd.DataFrame
     aborted: str | None
 
 
@@ -47,20 +50,22 @@ def measure(
     model: str,
     *,
     abort: Callable[[], str | None] = lambda: None,
+    sample: server_samples.Sample | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> Measurement:
     """Send every prompt once, `concurrency` at a time, and return the raw record.
 
     Connections are opened before the clock starts. `abort` is polled; the first reason it returns cuts the requests in
-    flight and ends the cell. Requests that fail are rows; nothing about the server is raised. Raises ValueError for a
-    concurrency below 1 or no prompts.
+    flight and ends the cell. `sample` returns the server's own counters; it is called every second in a thread of its
+    own (`server_samples.Sampler`). Requests that fail are rows; nothing about the server is raised. Raises ValueError
+    for a concurrency below 1 or no prompts.
     """
     if concurrency < 1 or not prompts:
         raise ValueError(f"concurrency: {concurrency} and {len(prompts)} prompts; both must be at least 1")
     with ExitStack() as stack:
         slots = range(min(concurrency, len(prompts)))
         connections = [stack.enter_context(closing(Connection(base_url, timeouts))) for _ in slots]
-        return _Loop(workload, prompts, model, connections).run(abort)
+        return _Loop(workload, prompts, model, connections).run(abort, sample)
 
 
 class _Loop:
@@ -77,10 +82,14 @@ class _Loop:
         for item in enumerate(prompts):
             self._queue.put(item)
 
-    def run(self, abort: Callable[[], str | None]) -> Measurement:
-        with ThreadPoolExecutor(len(self._connections), thread_name_prefix="load") as pool:
+    def run(self, abort: Callable[[], str | None], sample: server_samples.Sample | None) -> Measurement:
+        sampler = server_samples.Sampler(sample) if sample else None
+        threads = ThreadPoolExecutor(len(self._connections), thread_name_prefix="load")
+        with sampler or nullcontext(), threads as pool:
             try:
                 open_errors = list(pool.map(Connection.open, self._connections))
+                if sampler:
+                    sampler.start()
                 wall, cpu = time.perf_counter(), time.process_time()
                 workers = [pool.submit(self._work, number) for number in range(len(self._connections))]
                 aborted = self._watch(workers, abort)
@@ -96,9 +105,11 @@ class _Loop:
             "cpu_s": cpu,
             "run_queue_wait_s": None if None in waits else sum(w for w in waits if w is not None),
             "connections_preopened": open_errors.count(None),
+            "server_sample_errors": sampler.errors if sampler else None,
         }
         rows = (requests_table.row(one, self._workload.max_tokens) for one in sent)
-        return Measurement(requests_table.to_frame(rows), client, aborted)
+        samples = sampler.frame() if sampler else server_samples.frame([])
+        return Measurement(requests_table.to_frame(rows), client, samples, aborted)
 
     def _watch(
         self, workers: Sequence[Future[tuple[list[requests_table.Sent], float | None]]], abort: Callable[[], str | None]

@@ -51,6 +51,8 @@ def read(path: str | Path) -> tuple[Prompt, ...]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise PromptError(f"prompt file {path}: {error.strerror}; name a file that exists in `prompts`") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"prompt file {path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
     prompts = tuple(_parse(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
     if not prompts:
         raise PromptError(f"prompt file {path} holds no prompt; add at least one line")

@@ -52,6 +52,9 @@ STATUSES = ("ok", "http_error", "error_event", "truncated", "timeout", "connect_
 
 _ERROR_CHARS = 500
 
+_BROKEN_OFF = ("abort", "error")
+"""Finish reasons with which engines end an answer that they did not finish."""
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -104,12 +107,14 @@ def _status(exchange: Exchange, events: Sequence[sse.Event]) -> tuple[str, str |
     """The status of a request and, unless it is ok, what went wrong.
 
     An answer that ended by itself is complete however its connection ended after that; an error object anywhere in the
-    stream is a failure however much came before it.
+    stream, and a finish_reason that says the server gave up, is a failure however much came before it.
     """
     if exchange.http_status is not None and exchange.http_status != 200:
         return "http_error", f"HTTP {exchange.http_status}: {_message(exchange.body)}"
     if errors := [event.error for event in events if event.error]:
         return "error_event", errors[0]
+    if reasons := [event.finish_reason for event in events if event.finish_reason in _BROKEN_OFF]:
+        return "error_event", f"the server ended the answer with finish_reason {reasons[0]!r}"
     if any(event.finish_reason or event.kind == "done" for event in events):
         if any(event.kind == "token" for event in events):
             return "ok", None
@@ -123,23 +128,14 @@ def _status(exchange: Exchange, events: Sequence[sse.Event]) -> tuple[str, str |
 
 def _unstreamed(exchange: Exchange) -> tuple[str, str]:
     """The status of a 200 answer that is no event stream; some servers send an error object in this way."""
-    try:
-        payload = json.loads(exchange.body)
-    except ValueError:
-        payload = None
-    if isinstance(payload, dict) and (message := sse.error_message(payload)):
+    if message := sse.error_message(sse.parse(exchange.body)):
         return "error_event", message
     return "truncated", f"the answer is no event stream (Content-Type {exchange.content_type!r})"
 
 
 def _message(body: bytes) -> str:
-    text = body.decode("utf-8", "replace")
-    try:
-        payload = json.loads(text)
-    except ValueError:
-        return text[:_ERROR_CHARS]
-    message = sse.error_message(payload) if isinstance(payload, dict) else None
-    return (message or text)[:_ERROR_CHARS]
+    message = sse.error_message(sse.parse(body)) or body.decode("utf-8", "replace")
+    return message[:_ERROR_CHARS]
 
 
 def to_frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:

@@ -17,6 +17,9 @@ Kind = Literal["token", "finish", "role", "usage", "done", "error", "other"]
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _BOM = b"\xef\xbb\xbf"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_LARGEST = 2**53 - 1
+"""The largest integer that every reader of JSON keeps exactly (RFC 8259, section 6)."""
 
 
 @dataclass(frozen=True)
@@ -108,28 +111,24 @@ def classify(raw: RawEvent) -> Event:
     """Return what an event of a chat or completions stream says.
 
     Token-bearing is an event with a non-empty `content`, `reasoning_content`, `reasoning` or `tool_calls` in a delta
-    (chat), or `text` (completions), whatever else it carries.
+    (chat), or `text` (completions), whatever else it carries. A part of an unexpected type says nothing, and an event
+    that says nothing is `other`: no payload makes this raise.
     """
     if raw.data.strip() == b"[DONE]":
         return Event(raw.time, "done")
-    try:
-        payload = json.loads(raw.data)
-    except ValueError:
-        return Event(raw.time, "other")
-    if not isinstance(payload, dict):
-        return Event(raw.time, "other")
+    payload = parse(raw.data)
     if error := error_message(payload, raw.name):
         return Event(raw.time, "error", error=error)
 
-    choices = [choice for choice in payload.get("choices") or [] if isinstance(choice, dict)]
-    deltas = [choice.get("delta") or {} for choice in choices]
+    choices = _objects(payload.get("choices"))
+    deltas = [_object(choice.get("delta")) for choice in choices]
     text = "".join(
-        _delta_text(delta) + (choice.get("text") or "") for choice, delta in zip(choices, deltas, strict=True)
+        _delta_text(delta) + _text(choice.get("text")) for choice, delta in zip(choices, deltas, strict=True)
     )
-    bears_tokens = bool(text) or any(delta.get("tool_calls") for delta in deltas)
-    finish_reason = next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), None)
-    usage = payload.get("usage") or None
-    spec = (payload.get("sglext") or {}).get("spec_tokens_details")
+    bears_tokens = bool(text) or any(_objects(delta.get("tool_calls")) for delta in deltas)
+    finish_reason = next((_reason(choice["finish_reason"]) for choice in choices if choice.get("finish_reason")), None)
+    usage = _object(payload.get("usage")) or None
+    spec = _object(_object(payload.get("sglext")).get("spec_tokens_details")) or None
 
     kind: Kind = "other"
     if bears_tokens:
@@ -143,13 +142,40 @@ def classify(raw: RawEvent) -> Event:
     return Event(raw.time, kind, text, integer(usage, "completion_tokens"), finish_reason, usage, spec)
 
 
+def parse(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in `data`, an empty one where it holds anything else."""
+    try:
+        return _object(json.loads(data))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing when it is no list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    """A string as UTF-8 can hold it: JSON may escape half of a surrogate pair. Empty when it is no string."""
+    return _LONE_SURROGATE.sub("\ufffd", value) if isinstance(value, str) else ""
+
+
+def _reason(value: Any) -> str:
+    """A finish_reason as text; SGLang's own API has objects such as {"type": "abort", "message": ...}."""
+    return _text(value) or _text(_object(value).get("type")) or json.dumps(value)
+
+
 def _delta_text(delta: dict[str, Any]) -> str:
     """The text of a chat delta; servers that rename reasoning_content send it under both names for a while."""
-    parts = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")]
-    for call in delta.get("tool_calls") or []:
-        function = call.get("function") or {}
-        parts += [function.get("name"), function.get("arguments")]
-    return "".join(part for part in parts if isinstance(part, str))
+    parts = [_text(delta.get("reasoning_content")) or _text(delta.get("reasoning")), _text(delta.get("content"))]
+    for call in _objects(delta.get("tool_calls")):
+        function = _object(call.get("function"))
+        parts += [_text(function.get("name")), _text(function.get("arguments"))]
+    return "".join(parts)
 
 
 def error_message(payload: dict[str, Any], name: str = "") -> str | None:
@@ -160,11 +186,15 @@ def error_message(payload: dict[str, Any], name: str = "") -> str | None:
     if not error:
         return None
     if isinstance(error, dict):
-        return str(error.get("message") or json.dumps(error))
-    return str(error)
+        return _text(error.get("message")) or json.dumps(error)
+    return _text(error) or json.dumps(error)
 
 
-def integer(fields: dict[str, Any] | None, name: str) -> int | None:
-    """Return an integer field, or None where it is absent, null or something else."""
-    value = (fields or {}).get(name)
-    return value if type(value) is int else None
+def integer(fields: Any, name: str) -> int | None:
+    """Return the count in a field of an object; None where either is absent, null or something else."""
+    return count(_object(fields).get(name))
+
+
+def count(value: Any) -> int | None:
+    """Return a value that is a count, an integer from 0 to 2^53 - 1; None for anything else."""
+    return value if type(value) is int and 0 <= value <= _LARGEST else None

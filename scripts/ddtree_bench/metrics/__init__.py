@@ -5,6 +5,7 @@ Every function is pure. A value that cannot be known is None (or NaN in a frame)
 
 from ddtree_bench.metrics.cells import cell_metrics
 from ddtree_bench.metrics.requests import request_metrics
+from ddtree_bench.metrics.server_load import server_load
 from ddtree_bench.metrics.speculation import acceptance_by_depth
 
-__all__ = ["acceptance_by_depth", "cell_metrics", "request_metrics"]
+__all__ = ["acceptance_by_depth", "cell_metrics", "request_metrics", "server_load"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-CountTokens = Callable[[str], int]
 Row = Mapping[Any, Any]
 """A raw row: values by the column names of requests_table.SCHEMA."""
 
@@ -29,7 +28,8 @@ class Answer:
         The last token-bearing event or the one with the finish_reason, whichever is later, s: an EOS token counts in
         the output and carries no text.
     tokens : int or None
-        N, the output tokens; `token_source` is "usage" or "tokenizer", None when N is unknown.
+        N, the output tokens by the server's usage. Without usage N is unknown: there is no tokenizer here yet that
+        could count the text.
     n1 : int or None
         Tokens carried by the first token-bearing event.
     counts : array of int, shape (m,), or None
@@ -41,7 +41,6 @@ class Answer:
     times: NDArray[np.float64]
     last: float
     tokens: int | None
-    token_source: str | None
     n1: int | None
     counts: NDArray[np.int64] | None
     n_source: str | None
@@ -78,6 +77,11 @@ class Answer:
         """Inter-chunk latencies e(i+1) - e(i), s, shape (m - 1,)."""
         return np.diff(self.times)
 
+    @property
+    def user_speed_tok_s(self) -> float | None:
+        """N / E2E, tokens/s; None when N is unknown or no time passed on the clock."""
+        return None if self.tokens is None or self.e2e_s <= 0 else self.tokens / self.e2e_s
+
     def itl_s(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Token-weighted inter-token latencies: the latencies, s, and how many tokens have each.
 
@@ -97,11 +101,8 @@ class Answer:
         return gaps / tokens, tokens
 
 
-def answer(row: Row, count_tokens: CountTokens | None = None) -> Answer | None:
-    """Return the answer of a raw row, or None when its status is not ok.
-
-    `count_tokens` is the target's tokenizer; it is asked only when the server gave no usage.
-    """
+def answer(row: Row) -> Answer | None:
+    """Return the answer of a raw row, or None when its status is not ok."""
     if row["status"] != "ok":
         return None
     times = np.asarray(row["event_times"], dtype=float)
@@ -109,7 +110,8 @@ def answer(row: Row, count_tokens: CountTokens | None = None) -> Answer | None:
     finish = np.asarray(row["event_finish"], dtype=bool)
     texts = [text for text, bears in zip(row["event_texts"], bearing, strict=True) if bears]
 
-    tokens, token_source = _output_tokens(row, count_tokens)
+    # Never max_tokens and never the number of events: both are wrong under speculation.
+    tokens = None if pd.isna(row["completion_tokens"]) else int(row["completion_tokens"])
     n1, counts, n_source = None, None, None
     if tokens is not None:
         so_far = np.asarray(row["event_tokens"], dtype=float)[bearing]
@@ -119,20 +121,10 @@ def answer(row: Row, count_tokens: CountTokens | None = None) -> Answer | None:
         times=times[bearing],
         last=float(times[bearing | finish].max()),
         tokens=tokens,
-        token_source=token_source,
         n1=n1,
         counts=counts,
         n_source=n_source,
     )
-
-
-def _output_tokens(row: Row, count_tokens: CountTokens | None) -> tuple[int | None, str | None]:
-    """N and where it is from. Never max_tokens and never the number of events: both are wrong under speculation."""
-    if not pd.isna(row["completion_tokens"]):
-        return int(row["completion_tokens"]), "usage"
-    if count_tokens is not None:
-        return count_tokens(row["text"]), "tokenizer"
-    return None, None
 
 
 def _tokens_by_event(tokens: int, so_far: NDArray[np.float64], texts: list[str]) -> tuple[int, NDArray[np.int64], str]:

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ddtree_bench.load.requests_table import STATUSES
-from ddtree_bench.metrics.answers import Answer, CountTokens, Row, answer
+from ddtree_bench.metrics.answers import Answer, Row, answer
 from ddtree_bench.metrics.percentiles import summary
 from ddtree_bench.metrics.speculation import cell_speculation, details
 
@@ -29,9 +29,7 @@ _OF_ROUNDS = ("accept_length", "accept_length_rounds", "accept_length_macro", "i
 Scalars = dict[str, float | int | str | bool | None]
 
 
-def cell_metrics(
-    requests: pd.DataFrame, concurrency: int, method: str, count_tokens: CountTokens | None = None
-) -> Scalars:
+def cell_metrics(requests: pd.DataFrame, concurrency: int, method: str) -> Scalars:
     """Return the metrics of a cell by name; `definitions.CELL` says what each is.
 
     Parameters
@@ -42,14 +40,12 @@ def cell_metrics(
         Requests that were to be kept in flight.
     method : str
         AR, DFLASH or DDTREE.
-    count_tokens : callable, optional
-        The target's tokenizer, used for requests without usage.
 
     Only ok requests enter a throughput or a latency; the others are counted by kind. The keys are always the same: with
     no ok request, or without what a metric needs, its value is None.
     """
     rows = requests.to_dict("records")
-    answered = [(given, row) for row in rows if (given := answer(row, count_tokens)) is not None]
+    answered = [(given, row) for row in rows if (given := answer(row)) is not None]
     answers, ok = [given for given, _ in answered], [row for _, row in answered]
     specs = [details(row) for row in ok]
     speculation = cell_speculation(specs, [given.tokens for given in answers])
@@ -70,7 +66,9 @@ def _counts(rows: Sequence[Row], ok: Sequence[Row]) -> Scalars:
     reasons = [row["finish_reason"] for row in ok]
     counts: Scalars = {"requests": len(rows)}
     counts |= {f"requests_{status}": sum(row["status"] == status for row in rows) for status in STATUSES}
-    counts |= {f"finished_by_{reason}": reasons.count(reason) for reason in ("length", "stop")}
+    by_length, by_stop = reasons.count("length"), reasons.count("stop")
+    counts |= {"finished_by_length": by_length, "finished_by_stop": by_stop}
+    counts |= {"finished_by_other": len(ok) - by_length - by_stop}
     return counts
 
 
@@ -84,7 +82,7 @@ def _tokens(rows: Sequence[Row], ok: Sequence[Row], answers: Sequence[Answer]) -
         "output_length_mean": sum(known) / len(known) if complete else None,
         "output_length_min": min(known) if complete else None,
         "output_length_max": max(known) if complete else None,
-        "token_source": _agreed(given.token_source for given in answers),
+        "token_source": "usage" if complete else None,
         "n_source": _agreed(given.n_source for given in answers),
         "prompt_tokens": _sum(row["prompt_tokens"] for row in ok),
         "cached_prompt_tokens": _sum(row["cached_prompt_tokens"] for row in ok),
@@ -115,7 +113,8 @@ def _texts_sha256(rows: Sequence[Row]) -> str:
 
 def _throughput(rows: Sequence[Row], answers: Sequence[Answer], concurrency: int) -> Scalars:
     wall = max(a.times[-1] for a in answers) - min(a.t_send for a in answers) if answers else None
-    window = steady_window(rows, concurrency)
+    # A failed request keeps its slot until a time limit and brings no tokens: no steady state is to be seen beside it.
+    window = steady_window(rows, concurrency) if len(answers) == len(rows) else None
     metrics: Scalars = {
         "wall_s": None if wall is None else float(wall),
         "throughput_full_tok_s": None,
@@ -134,7 +133,8 @@ def _throughput(rows: Sequence[Row], answers: Sequence[Answer], concurrency: int
     metrics["throughput_full_tok_s"] = total / wall if wall > 0 else None
     metrics["throughput_window"] = "full"
     metrics["peak_throughput_tok_s"] = peak_throughput(times, tokens) if wall >= PEAK_LEAST_WALL_S else None
-    metrics["user_speed_tok_s"] = float(np.mean([a.tokens / a.e2e_s for a in answers if a.tokens is not None]))
+    speeds = [a.user_speed_tok_s for a in answers if a.user_speed_tok_s is not None]
+    metrics["user_speed_tok_s"] = float(np.mean(speeds)) if speeds else None
     if window is not None and total and window[1] > window[0]:
         inside = int(tokens[(times >= window[0]) & (times <= window[1])].sum())
         metrics["throughput_steady_tok_s"] = inside / (window[1] - window[0])
@@ -216,9 +216,11 @@ def _times(answers: Sequence[Answer], method: str, accept_length: float | None) 
 
 
 def _agreed(values: Any) -> str | None:
-    """The value that all share, "mixed" when they differ."""
+    """The value that all share, "mixed" when they differ, None as soon as one is missing."""
     found = set(values)
-    return "mixed" if len(found) > 1 else next(iter(found), None)
+    if not found or None in found:
+        return None
+    return "mixed" if len(found) > 1 else str(found.pop())
 
 
 def _sum(values: Any) -> int | None:

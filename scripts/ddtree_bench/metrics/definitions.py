@@ -1,7 +1,8 @@
 """What each metric is: (type, unit, meaning) by column, for the documentation of the tables. NA where not known.
 
 t0 is the moment a request was sent, e1 ... em the moments of its token-bearing events, N its output tokens, n1 those of
-its first event.
+its first event. Prefills are the tokens that no round committed: 1, and one more for each retraction that the server
+tells of.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ REQUEST: Mapping[str, Definition] = {
     "prompt_tokens": ("int", "tokens", "Tokens of the prompt, by the server."),
     "cached_prompt_tokens": ("int", "tokens", "Of these, those served from the prefix cache."),
     "output_tokens": ("int", "tokens", "N: completion tokens; for a failed request, those the server had told of."),
-    "token_source": ("text", "", "Where N is from: `usage` or `tokenizer`."),
+    "token_source": ("text", "", "Where N is from: `usage`; NA when the server gave none."),
     "n1": ("int", "tokens", "Tokens carried by the first token-bearing event."),
     "n1_source": ("text", "", "Where the tokens of each event are from: `usage` (continuous) or `text_share`."),
     "token_events": ("int", "events", "Token-bearing events, m."),
@@ -50,12 +51,12 @@ REQUEST: Mapping[str, Definition] = {
     "rounds": ("int", "rounds", "Verify passes of the target."),
     "accepted_drafts": ("int", "tokens", "Accepted drafts over all rounds, before the cut of the last."),
     "proposed_drafts": ("int", "tokens", "Proposed drafts over all rounds."),
-    "accept_length": ("float", "tokens/round", "(N - 1) / rounds: the cut of the last round included."),
+    "accept_length": ("float", "tokens/round", "(N - prefills) / rounds: the cut of the last round included."),
     "accept_length_rounds": ("float", "tokens/round", "Mean tokens committed a round, before the cut of the last."),
     "tree_nodes": ("int", "nodes", "Tree nodes over all rounds, roots not counted."),
     "tree_branching_nodes": ("int", "nodes", "Of these and the roots, those with two children or more."),
     "tree_max_depth": ("int", "tokens", "Greatest depth of a tree."),
-    "identity_holds": ("bool", "", "Whether N = 1 + rounds + accepted drafts, up to the cut of the last round."),
+    "identity_holds": ("bool", "", "Whether N = prefills + rounds + accepted drafts, up to the last round's cut."),
     "text_sha256": ("text", "", "Digest of the answer's text, reasoning included."),
 }
 
@@ -63,13 +64,18 @@ CELL: Mapping[str, Definition] = {
     "requests": ("int", "requests", "Requests sent."),
     "requests_ok": ("int", "requests", "Requests that succeeded."),
     "requests_http_error": ("int", "requests", "Answered with an HTTP status other than 200."),
-    "requests_error_event": ("int", "requests", "An error object inside a stream that began with 200."),
+    "requests_error_event": (
+        "int",
+        "requests",
+        "Begun with 200, then an error object or finish_reason `abort` or `error`.",
+    ),
     "requests_truncated": ("int", "requests", "Stream ended without finish_reason and without [DONE]."),
     "requests_timeout": ("int", "requests", "A time limit of the client was reached."),
     "requests_connect_error": ("int", "requests", "No connection, or closed before any answer."),
     "requests_empty": ("int", "requests", "Answer ended without a token-bearing event."),
     "finished_by_length": ("int", "requests", "Ok requests that ended at max_tokens."),
     "finished_by_stop": ("int", "requests", "Ok requests that ended by themselves."),
+    "finished_by_other": ("int", "requests", "Ok requests that ended with another finish_reason, or without one."),
     "output_tokens": ("int", "tokens", "Output tokens of ok requests; NA when one of them is unknown."),
     "output_tokens_all_requests": (
         "int",
@@ -79,7 +85,7 @@ CELL: Mapping[str, Definition] = {
     "output_length_mean": ("float", "tokens", "Output tokens of an ok request, mean."),
     "output_length_min": ("int", "tokens", "The shortest."),
     "output_length_max": ("int", "tokens", "The longest."),
-    "token_source": ("text", "", "Where the output tokens are from: `usage`, `tokenizer` or `mixed`."),
+    "token_source": ("text", "", "Where the output tokens are from: `usage`; NA when one request has none."),
     "n_source": ("text", "", "Where the tokens of each event are from: `usage`, `text_share` or `mixed`."),
     "prompt_tokens": ("int", "tokens", "Prompt tokens of ok requests; part of no throughput."),
     "cached_prompt_tokens": ("int", "tokens", "Of these, those served from the prefix cache."),
@@ -89,14 +95,19 @@ CELL: Mapping[str, Definition] = {
     "throughput_steady_tok_s": (
         "float",
         "tokens/s",
-        "Output tokens inside the steady window (first to last moment with all requests in flight) / its length.",
+        "Output tokens inside the steady window (first to last moment with all requests in flight) / its length; "
+        "NA when a request failed.",
     ),
     "throughput_window": (
         "text",
         "",
-        "Which of both figures use: `steady` when it holds half of the tokens, else `full`.",
+        "Which of both figures use: `steady` when there is one and it holds half of the tokens, else `full`.",
     ),
-    "steady_window_s": ("float", "s", "Length of the steady window; NA when concurrency was never reached."),
+    "steady_window_s": (
+        "float",
+        "s",
+        "Length of the steady window; NA when concurrency was never reached or a request failed.",
+    ),
     "steady_token_share": ("float", "", "Share of the output tokens inside the steady window."),
     "peak_throughput_tok_s": ("float", "tokens/s", "Most output tokens in any 1 s; NA below 3 s of wall."),
     "user_speed_tok_s": ("float", "tokens/s", "Mean of N / E2E over ok requests."),
@@ -110,11 +121,19 @@ CELL: Mapping[str, Definition] = {
     "rounds": ("int", "rounds", "Verify passes of the target over the ok requests."),
     "accepted_drafts": ("int", "tokens", "Accepted drafts over all rounds, before the cut of each request's last."),
     "proposed_drafts": ("int", "tokens", "Proposed drafts over all rounds."),
-    "accept_length": ("float", "tokens/round", "Pooled: sum of N - 1 / sum of rounds, cuts of last rounds included."),
+    "accept_length": (
+        "float",
+        "tokens/round",
+        "Pooled: sum(N - prefills) / sum(rounds), cuts of last rounds included.",
+    ),
     "accept_length_rounds": ("float", "tokens/round", "Mean over rounds, before cuts: the one to compare budgets by."),
     "accept_length_macro": ("float", "tokens/round", "Mean over requests of their own mean over rounds."),
     "acceptance_rate": ("float", "", "Accepted / proposed drafts. Falls with the budget by construction: never ranks."),
-    "identity_broken": ("int", "requests", "Requests whose N is not 1 + rounds + accepted drafts up to the last cut."),
+    "identity_broken": (
+        "int",
+        "requests",
+        "Requests whose N is not prefills + rounds + accepted drafts, up to the last round's cut.",
+    ),
     "tree_nodes_per_round": ("float", "nodes/round", "Tree nodes a round, the root not counted."),
     "tree_branching_nodes_per_round": (
         "float",
@@ -125,4 +144,14 @@ CELL: Mapping[str, Definition] = {
     "tree_is_chain": ("bool", "", "Whether no tree of the cell branched: DDTREE in name only."),
     "decode_s_per_token": ("float", "s/token", "Pooled: sum of E2E - TTFT / sum of N - n1."),
     "round_time_s": ("float", "s", "Decode time a round (AR: a step): decode_s_per_token x accept_length (AR: x 1)."),
+}
+
+SERVER_LOAD: Mapping[str, Definition] = {
+    "server_running_mean": ("float", "requests", "Requests that ran on the server, by its own count, mean of samples."),
+    "server_running_max": ("int", "requests", "The most in any sample: below the concurrency, the rest only queued."),
+    "server_queued_mean": (
+        "float",
+        "requests",
+        "Requests that waited on the server, by its own count, mean of samples.",
+    ),
 }

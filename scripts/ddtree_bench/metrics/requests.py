@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ddtree_bench.metrics.answers import Answer, CountTokens, Row, answer
+from ddtree_bench.metrics.answers import Answer, Row, answer
 from ddtree_bench.metrics.percentiles import summary
 from ddtree_bench.metrics.speculation import details, request_speculation
 
@@ -27,25 +27,24 @@ _COPIED = (
 )
 
 
-def request_metrics(requests: pd.DataFrame, count_tokens: CountTokens | None = None) -> pd.DataFrame:
+def request_metrics(requests: pd.DataFrame) -> pd.DataFrame:
     """Return one row of scalars a request, in the order of the raw rows; see `definitions.REQUEST`.
 
-    Latencies are NA for requests whose status is not ok. `count_tokens` is the target's tokenizer, used for requests
-    without usage.
+    Latencies are NA for requests whose status is not ok.
     """
-    rows = [_row(raw, count_tokens) for raw in requests.to_dict("records")]
+    rows = [_row(raw) for raw in requests.to_dict("records")]
     return pd.DataFrame(rows, columns=[*_COPIED, *_columns()])
 
 
-def _row(raw: Row, count_tokens: CountTokens | None) -> dict[str, Any]:
-    given = answer(raw, count_tokens)
+def _row(raw: Row) -> dict[str, Any]:
+    given = answer(raw)
     tokens = given.tokens if given else _known(raw["completion_tokens"])
     return (
         {name: _known(raw[name]) for name in _COPIED}
         | _latencies(given, _known(raw["intended_start"]))
         | {
             "output_tokens": tokens,
-            "token_source": given.token_source if given else ("usage" if tokens is not None else None),
+            "token_source": None if tokens is None else "usage",
             "text_sha256": hashlib.sha256(raw["text"].encode()).hexdigest(),
         }
         | request_speculation(details(raw), tokens)
@@ -66,7 +65,7 @@ def _latencies(given: Answer | None, intended_start: float | None) -> dict[str, 
         "tpot_s": given.tpot_s,
         "ttft_from_intended_s": None if late is None else given.ttft_s + late,
         "e2e_from_intended_s": None if late is None else given.e2e_s + late,
-        "user_speed_tok_s": given.tokens / given.e2e_s if given.tokens is not None and given.e2e_s > 0 else None,
+        "user_speed_tok_s": given.user_speed_tok_s,
         **summary("itl", itl, weights if itl.size else None),
         **summary("icl", given.icl_s),
     }

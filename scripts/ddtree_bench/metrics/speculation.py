@@ -11,10 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ddtree_bench.load import sse
 from ddtree_bench.metrics.answers import Row
-
-PREFILLS = 1
-"""Tokens of a request that no round committed: the prefill's own."""
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "rounds": ("spec_verify_ct",),
@@ -23,9 +21,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "tree_nodes": ("spec_tree_nodes",),
     "branching_nodes": ("spec_tree_branching_nodes",),
     "max_depth": ("spec_tree_max_depth",),
+    "retractions": ("spec_retractions", "num_retractions"),
 }
 _HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-"""Names of the details; the second is what SGLang called it up to 0.5.20."""
+"""Names of the details; the second is what SGLang called it up to 0.5.20 (`num_retractions`: in its meta_info)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class Details:
     """A request's spec_tokens_details under stable names; None where the server does not say.
 
     `histogram[k]` is the number of rounds with k accepted drafts, before the cut of the last round. `tree_nodes` (root
-    not counted) and `branching_nodes` are sums over the rounds, `max_depth` is their greatest.
+    not counted) and `branching_nodes` are sums over the rounds, `max_depth` is their greatest. `retractions` is how
+    often a full cache put the request back into the queue.
     """
 
     rounds: int | None
@@ -43,6 +43,12 @@ class Details:
     tree_nodes: int | None
     branching_nodes: int | None
     max_depth: int | None
+    retractions: int | None
+
+    @property
+    def prefills(self) -> int:
+        """Tokens that no round committed: one of the first prefill and one of that after each retraction."""
+        return 1 + (self.retractions or 0)
 
     @property
     def accepted_by_rounds(self) -> int | None:
@@ -62,19 +68,15 @@ def details(row: Row) -> Details:
     spec = row["spec"]
     fields: dict[str, Any] = json.loads(spec) if isinstance(spec, str) else {}
     histogram = _first(fields, _HISTOGRAM)
-    counts = isinstance(histogram, list) and all(type(n) is int for n in histogram)
+    counts = isinstance(histogram, list) and all(sse.count(n) is not None for n in histogram)
     return Details(
-        **{name: _integer(_first(fields, names)) for name, names in _NAMES.items()},
+        **{name: sse.count(_first(fields, names)) for name, names in _NAMES.items()},
         histogram=tuple(histogram) if counts else None,
     )
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((fields[name] for name in names if fields.get(name) is not None), None)
-
-
-def _integer(value: Any) -> int | None:
-    return value if type(value) is int else None
 
 
 def identity_holds(spec: Details, tokens: int | None) -> bool | None:
@@ -85,11 +87,11 @@ def identity_holds(spec: Details, tokens: int | None) -> bool | None:
     a request whose prefill's token was its last has no round and needs none.
     """
     if spec.rounds == 0 and spec.histogram is None:
-        return True if tokens == PREFILLS else None
+        return True if tokens == spec.prefills else None
     if spec.rounds is None or spec.histogram is None or tokens is None:
         return None
     accepted = sum(k * n for k, n in enumerate(spec.histogram))
-    cut = PREFILLS + spec.rounds + accepted - tokens
+    cut = spec.prefills + spec.rounds + accepted - tokens
     deepest = max((k for k, n in enumerate(spec.histogram) if n), default=0)
     return sum(spec.histogram) == spec.rounds and 0 <= cut <= deepest
 
@@ -100,7 +102,7 @@ def request_speculation(spec: Details, tokens: int | None) -> dict[str, Any]:
         "rounds": spec.rounds,
         "accepted_drafts": spec.accepted_by_rounds,
         "proposed_drafts": spec.proposed,
-        "accept_length": (tokens - PREFILLS) / spec.rounds if tokens is not None and spec.rounds else None,
+        "accept_length": (tokens - spec.prefills) / spec.rounds if tokens is not None and spec.rounds else None,
         "accept_length_rounds": spec.accept_length_rounds,
         "tree_nodes": spec.tree_nodes,
         "tree_branching_nodes": spec.branching_nodes,
@@ -115,7 +117,7 @@ def cell_speculation(specs: Sequence[Details], tokens: Sequence[int | None]) -> 
     A sum is None as soon as one request lacks the value: a sum over some of them would be a number of another cell.
     """
     rounds, proposed = _sum(s.rounds for s in specs), _sum(s.proposed for s in specs)
-    committed = _sum(None if n is None else n - PREFILLS for n in tokens)
+    committed = _sum(None if n is None else n - s.prefills for s, n in zip(specs, tokens, strict=True))
     macro = [s.accept_length_rounds for s in specs if s.rounds != 0]
     histogram = _pooled(specs) if all(s.histogram is not None for s in specs if s.rounds != 0) else None
     nodes, branching = _sum(s.tree_nodes for s in specs), _sum(s.branching_nodes for s in specs)

@@ -7,8 +7,7 @@ store is ever changed or removed; everything derived from it is made anew by the
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from ddtree_bench import keys
 from ddtree_bench.records.files import sha256_file, sync, to_json
 
 RECORD = "record.json"
+RECORD_DIGEST = "record.sha256"
 REQUESTS = "requests.parquet"
+SERVER_SAMPLES = "server_samples.parquet"
 SERVER_LOG = "server.log"
 
 
@@ -50,6 +51,8 @@ def read_attempt(folder: Path) -> Attempt:
             f"{path}: cannot be read ({error}); restore it from a copy, or move {folder} out of the store and delete "
             "the cell's view to measure it again"
         ) from error
+    if not isinstance(record, dict) or not {"plan_key", "host_key", "identity", "status", "files"} <= record.keys():
+        raise StoreError(f"{path}: is no record of an attempt; restore it from a copy, or move {folder} away")
     return Attempt(folder, record, keys.digest(record))
 
 
@@ -66,6 +69,18 @@ class Store:
             return None
         return read_attempt(self._attempts_folder(plan_key, host_key) / str(numbers[-1]))
 
+    def check_writable(self) -> None:
+        """Raise StoreError, which says who must let whom write, when attempts could not be added."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".tmp-", dir=self.root):
+                return
+        except OSError as error:
+            raise StoreError(
+                f"the store {self.root} cannot be written ({error.strerror}), so nothing is measured; make it writable "
+                "for this user, or name another one in DDTREE_BENCH_STORE"
+            ) from error
+
     def add(self, record: Mapping[str, Any], write_data: Callable[[Path], None]) -> Attempt:
         """Add an attempt at once: `write_data` fills a folder, the record with the digests of its files comes last.
 
@@ -73,15 +88,15 @@ class Store:
         """
         attempts = self._attempts_folder(record["plan_key"], record["host_key"])
         attempts.mkdir(parents=True, exist_ok=True)
-        temporary = attempts / f".tmp-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=attempts))
+        temporary.chmod(0o755)
         write_data(temporary)
         digests = {path.name: sha256_file(path) for path in sorted(temporary.iterdir())}
         while True:
             number = max(self._numbers(attempts), default=0) + 1
             text = to_json({**record, "attempt": number, "files": digests})
             (temporary / RECORD).write_text(text, encoding="utf-8")
+            (temporary / RECORD_DIGEST).write_text(sha256_file(temporary / RECORD) + "\n", encoding="utf-8")
             for path in temporary.iterdir():
                 sync(path)
             sync(temporary)
@@ -97,6 +112,14 @@ class Store:
     def entries(self) -> Iterator[Path]:
         """Yield the folder of every attempt, in the order of their names."""
         yield from sorted(self.root.glob("*/*/attempts/[0-9]*"))
+
+    def readable(self) -> Iterator[Attempt]:
+        """Yield every attempt that can be read; `problems` names the others."""
+        for folder in self.entries():
+            try:
+                yield read_attempt(folder)
+            except StoreError:
+                continue
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for every entry that does not agree with its name or its digests."""
@@ -128,6 +151,9 @@ def _entry_problems(folder: Path, record: Mapping[str, Any]) -> Iterator[str]:
         yield f"{folder}: the identity in the record does not have the plan key of its folder"
     if keys.short(record["host_key"]) != host_name:
         yield f"{folder}: the host key in the record is not that of its folder"
+    digest_path = folder / RECORD_DIGEST
+    if not digest_path.is_file() or digest_path.read_text(encoding="utf-8").strip() != sha256_file(folder / RECORD):
+        yield f"{folder / RECORD}: has been changed since it was written"
     for name, digest in record["files"].items():
         path = folder / name
         if not path.is_file():

@@ -8,21 +8,29 @@ from typing import Any
 
 import pandas as pd
 
-from ddtree_bench.figures.facets import in_order, name_of, panels
+from ddtree_bench.budgets import SWEEP
+from ddtree_bench.figures.facets import in_order, marks_of, name_of, panels
 from ddtree_bench.figures.style import n_of, number
+from ddtree_bench.stats import MIN_CLAIM
 
 DASH = "–"
-NO_RATIO = {"no_baseline": "no baseline", "no_runs": "no run"}
+LEAST_P = 0.0001
+"""Smaller p-values are said to be below it."""
+NO_RATIO: Mapping[str, str] = {"no_baseline": "no baseline", "no_runs": "no run"}
 """Why there is no ratio, where that is short to say; of unlike cells the keys that differ are named."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of text: a title, the heads of its columns and its rows."""
+    """A table of text: a title, the heads of its columns, its rows, and what is to be said below it.
+
+    A value may have several lines.
+    """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
 
 
 def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
@@ -66,31 +74,51 @@ def _machine(row: Mapping[str, Any]) -> str:
     return f"{gpus}{row['cpu_model']}, {row['cpu_cores']} cores"
 
 
+ANSWER = (
+    "Configuration",
+    "n",
+    "Tokens/s",
+    "Over AR",
+    "Over DFlash",
+    "Outputs = AR",
+    "Accept length, pooled",
+    "Round time (ms)",
+    "Marks",
+)
+
+
 def answers(tables: Mapping[str, pd.DataFrame]) -> list[Listing]:
-    """The answer: for each target, workload and concurrency a row a configuration."""
+    """The answer: for each target, workload and concurrency a row a configuration, and the best budget."""
+    cells = dict(panels(tables["cells"]))
     ratios = dict(panels(tables["speedup"])) if len(tables["speedup"]) else {}
-    heads = ("Configuration", "n", "Tokens/s", "Over AR", "Over DFlash", "Accept length", "Round time (ms)")
     listings = []
     for title, panel in panels(tables["budget"]):
         mine = ratios.get(title, tables["speedup"].iloc[:0].assign(configuration=None))
-        rows = tuple(_answer(group.iloc[0], mine) for group in in_order(panel))
-        listings.append(Listing(title, heads, rows))
+        rows = tuple(_answer(group.iloc[0], mine, cells[title]) for group in in_order(panel))
+        listings.append(Listing(title, ANSWER, rows, tuple(best_budgets(panel))))
     return listings
 
 
-def _answer(row: pd.Series, ratios: pd.DataFrame) -> tuple[str, ...]:
+def _answer(row: pd.Series, ratios: pd.DataFrame, cells: pd.DataFrame) -> tuple[str, ...]:
     mine = ratios[ratios["configuration"] == row["configuration"]]
-    count = str(row["n"]) + (f" ({row['n_failed']} failed)" if row["n_failed"] else "")
-    length = ranged(row["accept_length"], row["accept_length_low"], row["accept_length_high"])
+    length = ranged(row["accept_length"], row["accept_length_low"], row["accept_length_high"], break_at="\n")
     milliseconds = [1000 * row[name] for name in ("round_time_s", "round_time_low_s", "round_time_high_s")]
     return (
         row["configuration"],
-        count,
-        ranged(row["throughput_tok_s"], row["throughput_low_tok_s"], row["throughput_high_tok_s"]),
+        _count(row),
+        ranged(*(row[f"throughput{end}_tok_s"] for end in ("", "_low", "_high")), break_at="\n"),
         *(_ratio(row, mine[mine["baseline"] == baseline], baseline) for baseline in ("AR", "DFLASH")),
+        _identical(row, mine[mine["baseline"] == "AR"]),
         "1" if row["method"] == "AR" else length,
-        ranged(*milliseconds),
+        ranged(*milliseconds, break_at="\n"),
+        "\n".join(f"! {mark}" for mark in marks_of(cells[cells["configuration"] == row["configuration"]])) or DASH,
     )
+
+
+def _count(row: pd.Series) -> str:
+    """The runs, how many failed, and the requests of the others when not all succeeded."""
+    text = str(row["n"]) + (f" ({row['n_failed']} failed)" if row["n_failed"] else "")
+    return text if row["requests_ok"] == row["requests"] else f"{text}\n{row['requests_ok']}/{row['requests']} requests"
 
 
 def _ratio(row: pd.Series, found: pd.DataFrame, baseline: str) -> str:
@@ -102,15 +130,71 @@ def _ratio(row: pd.Series, found: pd.DataFrame, baseline: str) -> str:
     if ratio["comparison"] != "ok":
         return NO_RATIO.get(ratio["comparison"]) or str(ratio["reason"])
     mark = " (unpaired)" if ratio["pairing"] == "unpaired" else ""
-    return ranged(ratio["speedup"], ratio["speedup_low"], ratio["speedup_high"], unit="×") + mark
+    return f"{ranged(ratio['speedup'], ratio['speedup_low'], ratio['speedup_high'], unit='×')}{mark}\n{standing(ratio)}"
 
 
-def ranged(estimate: float, low: float, high: float, unit: str = "") -> str:
-    """`2.26× [2.18, 2.34]`; without bounds where there are none, a dash without an estimate."""
+def standing(ratio: Mapping[str, Any]) -> str:
+    """What a ratio may be taken for: named beforehand, with its corrected p-value, or exploratory; few runs: no claim.
+
+    >>> standing({"n": 5, "n_baseline": 5, "named": True, "p_holm": 0.0123})
+    'named\\np (Holm) = 0.012'
+    """
+    n = min(ratio["n"], ratio["n_baseline"])
+    lines = ["named" if ratio["named"] else "exploratory"]
+    if ratio["named"] and not pd.isna(ratio["p_holm"]):
+        p_value = ratio["p_holm"]
+        lines.append(f"p (Holm) = {p_value:.2g}" if p_value >= LEAST_P else f"p (Holm) < {LEAST_P}")
+    if n < MIN_CLAIM:
+        lines.append(f"no claim (n = {n} < {MIN_CLAIM})")
+    return "\n".join(lines)
+
+
+def _identical(row: pd.Series, found: pd.DataFrame) -> str:
+    """`11/12`: prompts whose greedy answer is AR's, of all that both answered, and from where on one differs."""
+    if row["method"] == "AR":
+        return "baseline"
+    if found.empty or pd.isna(found.iloc[0]["prompts_compared"]):
+        return DASH
+    ratio = found.iloc[0]
+    n = int(ratio["prompts_compared"])
+    text = f"{round(ratio['identical_share'] * n)}/{n}"
+    where = ratio["first_divergence"]
+    return text if pd.isna(where) else f"{text}\nfrom character {where}"
+
+
+def best_budgets(panel: pd.DataFrame) -> list[str]:
+    """A line a sweep of a panel of the budget table: its best budget, chosen without the repeat it is scored on."""
+    lines = []
+    chosen = panel[panel["chosen_repeats"].fillna(0) > 0]
+    for _, sweep in chosen.groupby(list(SWEEP), dropna=False, sort=False):
+        budgets = sweep.sort_values("chosen_repeats", ascending=False, kind="stable").to_dict("records")
+        total = sum(row["chosen_repeats"] for row in budgets)
+        names = ", ".join(
+            f"B = {row['budget']} K = {row['topk_cap']} ({row['chosen_repeats']} of {total} repeats)" for row in budgets
+        )
+        first = budgets[0]
+        bounds = (first["chosen_over_ar"], first["chosen_over_ar_low"], first["chosen_over_ar_high"])
+        if pd.isna(bounds[0]):
+            score = "no ratio to AR"
+        else:
+            score = f"{ranged(*bounds, unit='×')} over AR, n = {n_pairs(first['chosen_n'])}"
+        failed = sum(row["chosen_failed"] for row in budgets)
+        lost = f"; failed in {failed} of {total} repeats, which have no score" if failed else ""
+        lines.append(f"Best budget, chosen without the repeat it is scored on: {names}; {score}{lost}.")
+    return lines
+
+
+def n_pairs(n: int) -> str:
+    """`3 pairs`."""
+    return f"{n} pair{'' if n == 1 else 's'}"
+
+
+def ranged(estimate: float, low: float, high: float, *, unit: str = "", break_at: str = " ") -> str:
+    """`2.26× [2.18, 2.34]`, `break_at` before the bounds; none where there are none, a dash without an estimate."""
     if estimate != estimate:
         return DASH
     text = f"{number(estimate)}{unit}"
-    return text if low != low else f"{text} [{number(low)}, {number(high)}]"
+    return text if low != low else f"{text}{break_at}[{number(low)}, {number(high)}]"
 
 
 def failures(cells: pd.DataFrame) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddtree_bench.plan import Server
 from ddtree_bench.servers import api
-from ddtree_bench.servers.commands import served_model_name
+from ddtree_bench.servers.command_line import served_model_name
 from ddtree_bench.targets.launcher import ServerState, TargetError
 
 POLL_S = 0.1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddtree_bench.plan import Server
-from ddtree_bench.servers.commands import Place
+from ddtree_bench.servers.command_line import Place
 from ddtree_bench.servers.ready import LOG_LINES, ServerFailed
 from ddtree_bench.servers.start import start_server
 from ddtree_bench.targets.launcher import Launcher
@@ -26,6 +26,7 @@ def serve(
     stop_grace_s: float,
     timeout_s: float,
     report: Callable[[str], None],
+    env: Mapping[str, str] | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then stop the server and return; call it in the main thread.
@@ -45,6 +46,7 @@ def serve(
                     stop_grace_s=stop_grace_s,
                     timeout_s=timeout_s,
                     progress=report,
+                    env=env,
                 )
                 announce(launcher.base_url())
                 while launcher.state().alive:

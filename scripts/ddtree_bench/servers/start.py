@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddtree_bench.plan import Server
-from ddtree_bench.servers.commands import Place, launch_argv
+from ddtree_bench.servers.command_line import Place, launch_argv
 from ddtree_bench.servers.ready import Ready, wait_until_ready
 from ddtree_bench.targets.launcher import Launch, Launcher
 
@@ -20,13 +20,16 @@ def start_server(
     stop_grace_s: float,
     timeout_s: float,
     progress: Callable[[str], None],
+    env: Mapping[str, str] | None = None,
 ) -> Ready:
     """Start a server under the lease that the launcher holds and wait until it answers.
+
+    `env` is added to the launcher's small environment.
 
     The caller stops it, also when this raises: TargetError, or ServerFailed as of `wait_until_ready`.
     """
     argv = tuple(launch_argv(server, place))
-    launcher.start(Launch(server.name, argv, place.port, log_path, stop_grace_s=stop_grace_s))
+    launcher.start(Launch(server.name, argv, place.port, log_path, env=env or {}, stop_grace_s=stop_grace_s))
     return wait_until_ready(
         launcher.base_url(),
         server,

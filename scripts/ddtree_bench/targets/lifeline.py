@@ -17,6 +17,8 @@ from types import FrameType
 
 import psutil
 
+from ddtree_bench.working_folder import main_process
+
 PR_SET_PDEATHSIG = 1
 CHECK_EVERY_S = 1.0
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
@@ -85,9 +87,15 @@ class Interruption:
 def tied_to_ancestors(check_every_s: float = CHECK_EVERY_S) -> Iterator[None]:
     """Within the block this process gets SIGTERM when one of its ancestors up to the first that is no shell ends.
 
-    Enter it in the main thread, inside an Interruption, which turns the signal into an exception.
+    The main process of the pass counts as one, also when it was gone before the block began. Enter it in the main
+    thread, inside an Interruption, which turns the signal into an exception.
     """
-    ancestors = _ancestors()
+    try:
+        main = main_process()
+    except psutil.NoSuchProcess:
+        os.kill(os.getpid(), signal.SIGTERM)
+        main = None
+    ancestors = _ancestors() + ([main] if main is not None else [])
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(ancestors, ended, check_every_s), name="lifeline", daemon=True)
     _set_parent_death_signal(signal.SIGTERM)

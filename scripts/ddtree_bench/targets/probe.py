@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_bench import keys
-from ddtree_bench.servers.commands import REFERENCE_PACKAGE, reference_model
+from ddtree_bench.servers.command_line import REFERENCE_PACKAGE, reference_model
 from ddtree_bench.targets import host_facts
 from ddtree_bench.targets.launcher import CommandResult, Launcher, TargetError
 

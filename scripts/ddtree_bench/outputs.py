@@ -22,7 +22,7 @@ SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
 def make_tables(project: Project, views: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """Return the tables of the views, with the comparisons that the configuration names beforehand."""
     named = [Named(c.method, c.baseline, c.budget, c.topk_cap) for c in project.config.comparisons]
-    return build_tables(views, project.places.store, named)
+    return build_tables(views, project.folders.store, named)
 
 
 def make_report(
@@ -47,7 +47,7 @@ def make_report(
 
 def commands_of_all(project: Project) -> dict[str, str]:
     """Return the commands that make the results, and each table and figure of them, again."""
-    results, snakemake = project.places.results, snakemake_command(project)
+    results, snakemake = project.folders.results, snakemake_command(project)
     commands = {"everything": snakemake}
     commands |= {f"figures/{name}": f"{snakemake} --force {results}/figures/{name}.pdf" for name in FIGURES}
     commands |= {f"tables/{name}": f"{snakemake} --force {results}/tables/{name}.csv" for name in TABLES}

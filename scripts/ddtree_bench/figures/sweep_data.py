@@ -1,0 +1,183 @@
+"""What the budget sweep draws, as data: the marks of a panel, its curves, and where budgets stand on the axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddtree_bench.comparisons import succeeded
+from ddtree_bench.figures import style
+from ddtree_bench.figures.facets import name_of
+from ddtree_bench.stats import mean_interval
+
+CLOSE = 1.3
+"""Neighbouring budgets closer than this ratio would print over each other on a logarithmic axis."""
+DODGE, BESIDE, MARK = 5.0, 5.0, 3.0
+"""Points between curves at one budget (less where budgets are close), from a mean to its runs, and half of a mark."""
+DRAWN = [
+    "panel",
+    "metric",
+    "unit",
+    "method",
+    "configuration",
+    "series",
+    "budget",
+    "kind",
+    "repeat",
+    "value",
+    "low",
+    "high",
+    "n",
+    "reason",
+]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of panels: where its values come from and how they are shown."""
+
+    name: str
+    label: str
+    scale: float = 1.0
+
+
+METRICS = (
+    Metric("throughput", "Throughput (tokens/s)"),
+    Metric("accept_length_rounds", "Accept length, whole\nrounds (tokens/round)"),
+    Metric("round_time_s", "Round time (ms)", 1000.0),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The budget axis: where each budget stands, and how far curves at one budget are moved apart.
+
+    Attributes
+    ----------
+    budgets : tuple of int
+        The budgets of the panel, ascending.
+    curves : int
+        Curves of the panel.
+    width : float
+        Width of the axes in points.
+    """
+
+    budgets: tuple[int, ...]
+    curves: int
+    width: float
+
+    @cached_property
+    def evenly(self) -> bool:
+        """Whether budgets stand side by side, since some are too close for a logarithmic axis."""
+        return any(b / a < CLOSE for a, b in pairwise(self.budgets))
+
+    @cached_property
+    def places(self) -> dict[int, float]:
+        """Coordinate of each budget on the axis."""
+        return {b: float(i) if self.evenly else float(np.log2(b)) for i, b in enumerate(self.budgets)}
+
+    @cached_property
+    def dodge(self) -> float:
+        """Points between neighbouring curves: all of them stay nearer to their budget than to the next."""
+        between = 0.5 * self._least_gap / max(1.0, self._range) * 0.8 * self.width
+        room = between if len(self.budgets) > 1 else 0.25 * self.width
+        return min(DODGE, room / max(1, self.curves - 1))
+
+    @cached_property
+    def limits(self) -> tuple[float, float]:
+        """Ends of the axis: everything that is moved aside stays inside."""
+        spots = list(self.places.values()) or [0.0]
+        aside = self.dodge * (self.curves - 1) / 2 + BESIDE + MARK
+        pad = max(0.12 * self._range, self._range * aside / (self.width - 2 * aside)) or 0.5
+        return min(spots) - pad, max(spots) + pad
+
+    @property
+    def _range(self) -> float:
+        spots = list(self.places.values()) or [0.0]
+        return max(spots) - min(spots)
+
+    @property
+    def _least_gap(self) -> float:
+        return min((b - a for a, b in pairwise(self.places.values())), default=0.0)
+
+    def crowded(self, labels: Sequence[str], size: float) -> bool:
+        """Whether labels of this font size at neighbouring budgets would touch."""
+        low, high = self.limits
+        gap = self._least_gap / (high - low) * self.width / 72
+        return len(self.budgets) > 1 and gap < style.text_width(labels, size) + 0.03
+
+
+def budgets_of(panel: pd.DataFrame) -> tuple[int, ...]:
+    """The budgets of a panel, ascending."""
+    return tuple(sorted(int(budget) for budget in panel["budget"].dropna().unique()))
+
+
+def marks_of_group(group: pd.DataFrame, metric: Metric, window: str) -> list[dict[str, Any]]:
+    """The mean of a configuration with its interval, its single runs when they are few, and its failed runs."""
+    first = group.iloc[0]
+    common = {"method": first["method"], "configuration": first["configuration"], "budget": first["budget"]}
+    good = succeeded(group)
+    values = _values(good, metric, window)
+    interval = mean_interval(values)
+    rows: list[dict[str, Any]] = []
+    if interval.n:
+        rows.append(
+            {
+                **common,
+                "kind": "mean",
+                "value": interval.estimate,
+                "low": interval.low,
+                "high": interval.high,
+                "n": interval.n,
+            }
+        )
+    rows += [
+        {**common, "kind": "run", "repeat": r, "value": v}
+        for r, v in zip(good["repeat"], values, strict=True)
+        if v == v and interval.n <= style.MAX_POINTS
+    ]
+    failed = group[group["status"] != "ok"]
+    rows += [
+        {**common, "kind": "failed", "repeat": r, "reason": why}
+        for r, why in zip(failed["repeat"], failed["reason"], strict=True)
+    ]
+    return rows
+
+
+def _values(runs: pd.DataFrame, metric: Metric, window: str) -> pd.Series:
+    if metric.name == "throughput":
+        return runs[f"throughput_{window}_tok_s"].astype(float)
+    values = runs[metric.name].astype(float) * metric.scale
+    return values.where(runs["method"] != "AR", 1.0) if metric.name == "accept_length_rounds" else values
+
+
+def cap_series(panel: pd.DataFrame) -> dict[str, set[str]]:
+    """Curves of a panel: names of configurations by curve.
+
+    The effective cap is min(topk_cap, budget), so a budget below the cap belongs to that cap's curve too. One curve
+    unless a budget was measured with several caps.
+    """
+    trees = panel[panel["method"] == "DDTREE"].drop_duplicates("configuration")
+    kinds: dict[str, dict[str, tuple[int, int]]] = {}
+    for _, row in trees.iterrows():
+        kind = row["configuration"].removeprefix(name_of(row))
+        kinds.setdefault(kind, {})[row["configuration"]] = (int(row["budget"]), int(row["topk_cap"]))
+    return {f"{label}{kind}": names for kind, pairs in kinds.items() for label, names in _by_cap(pairs).items()}
+
+
+def _by_cap(pairs: Mapping[str, tuple[int, int]]) -> dict[str, set[str]]:
+    if len({budget for budget, _ in pairs.values()}) == len(pairs):
+        return {"DDTree": set(pairs)}
+    series: dict[str, set[str]] = {}
+    for cap in sorted({cap for budget, cap in pairs.values() if cap < budget}):
+        series[f"DDTree K={cap}"] = {name for name, (b, k) in pairs.items() if k == cap or (k == b and b <= cap)}
+    series["DDTree K=B"] = {name for name, (b, k) in pairs.items() if k == b}
+    return {
+        label: names for label, names in series.items() if names and not any(names < other for other in series.values())
+    }

@@ -11,7 +11,11 @@ from ddtree_bench import keys
 from ddtree_bench.config import ConfigError
 from ddtree_bench.project import open_project
 from ddtree_bench.status import runs_with_failures, summary
-from ddtree_bench.working_folder import announce_main_process, drop_stale_locks, invocation_id
+from ddtree_bench.working_folder import (
+    announce_main_process,
+    drop_stale_locks,
+    invocation_id,
+)
 
 try:
     PROJECT = open_project(config, root=Path(workflow.basedir))

@@ -19,6 +19,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow"))
 
 from clone import Clone
+
 from ddtree_bench.config import read_files
 from ddtree_bench.figures import FIGURES
 from ddtree_bench.project import open_project

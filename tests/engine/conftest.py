@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 import torch
+
 from ddtree_reference import startup, tokenizer
 from ddtree_reference.decode import Method
 from ddtree_reference.startup import Opened

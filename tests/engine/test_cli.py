@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from ddtree_reference import cli, lossless, tree, worker
 from ddtree_reference.decode import Method
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from conftest import chat_ids
+
 from ddtree_reference import decode, lossless, startup
 from ddtree_reference.decode import Method, Round
 from ddtree_reference.startup import Opened

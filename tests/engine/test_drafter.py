@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import ddtree_reference
 import pytest
 import torch
+
+import ddtree_reference
 from ddtree_reference import assets, drafter, lossless
 from ddtree_reference.startup import Opened
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import chat_ids
+from torch import Tensor
+
 from ddtree_reference import decode, model, selftest, startup, tree
 from ddtree_reference.decode import Method
 from ddtree_reference.model import KVCache, Target
 from ddtree_reference.startup import Opened
-from torch import Tensor
 
 
 def run(opened: Opened, method: Method) -> selftest.Result:

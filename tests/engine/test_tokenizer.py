@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from ddtree_reference import tokenizer, toy
 from ddtree_reference.startup import Opened
 from ddtree_reference.tokenizer import Detokeniser, StopStrings
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 TEXTS = [
     "Write a Python function fibonacci(n) using iteration",

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+
 from ddtree_reference import tree
 from ddtree_reference.tree import Tree
 

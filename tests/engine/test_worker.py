@@ -9,6 +9,7 @@ import pytest
 import requests
 import uvicorn
 from conftest import chat_ids, free_port
+
 from ddtree_reference import server
 from ddtree_reference.decode import Method
 from ddtree_reference.startup import Opened

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from ddtree_bench import tables
-from ddtree_bench.figures import style
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from store_factory import AR, DEMO, DFLASH, Simulation, make_results, tree
+
+from ddtree_bench import tables
+from ddtree_bench.figures import style
 
 CRASH = "CUDA out of memory while capturing graphs"
 SMALL = Simulation(n_prompts=4, max_tokens=24)

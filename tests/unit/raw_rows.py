@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+
 from ddtree_bench.load import requests_table
 
 Event = tuple[float, str, int | None]

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from ddtree_bench import tables
 from ddtree_bench.plan import Cell, Load, ModelRef, Run, Server, WarmUp, Workload
 from ddtree_bench.records.store import REQUESTS, Store
 from ddtree_bench.records.views import write_run_views
@@ -274,3 +276,21 @@ def _request(
         "text": text,
         "intended_start": None,
     }
+
+
+SMALL = Simulation(n_prompts=4, max_tokens=24)
+"""Results that are quick to make."""
+
+
+def build(folder: Path, simulation: Simulation, **more: object) -> dict[str, pd.DataFrame]:
+    """Make results and return their tables; `more` goes to build_tables."""
+    made = make_results(folder, simulation)
+    return tables.build_tables(made.views, made.store, **more)  # type: ignore[arg-type]
+
+
+def one(frame: pd.DataFrame, **wanted: object) -> pd.Series:
+    """Return the one row in which the named columns have the wanted values."""
+    for name, value in wanted.items():
+        frame = frame[frame[name] == value]
+    assert len(frame) == 1
+    return frame.iloc[0]

@@ -8,27 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from ddtree_bench import budgets, comparisons, stats, tables
-from store_factory import AR, DFLASH, Simulation, make_results, tree
+from store_factory import AR, DFLASH, SMALL, Simulation, build, one, tree
 
-SMALL = Simulation(n_prompts=4, max_tokens=24)
-
-
-def build(folder: Path, simulation: Simulation, **more: object) -> dict[str, pd.DataFrame]:
-    made = make_results(folder, simulation)
-    return tables.build_tables(made.views, made.store, **more)  # type: ignore[arg-type]
-
-
-def one(frame: pd.DataFrame, **wanted: object) -> pd.Series:
-    for name, value in wanted.items():
-        frame = frame[frame[name] == value]
-    assert len(frame) == 1
-    return frame.iloc[0]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    return build(tmp_path_factory.mktemp("demo"), replace(SMALL, concurrencies=(1, 2)))
+from ddtree_bench import budgets, comparisons, stats
 
 
 def test_sides_that_answered_other_prompts_have_no_ratio(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from configurations import tree, write_project, write_prompts
+
 from ddtree_bench.config import ConfigError, read_files, validate
 from ddtree_bench.config.load import merge, parse
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from ddtree_bench.environments import EnvironmentFailed, environment_key
 from ddtree_bench.environments.build import build, pinned
 

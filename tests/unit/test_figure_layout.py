@@ -6,8 +6,9 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
-from ddtree_bench.figures import FIGURES, style, sweep_data
 from figure_cases import CASES, Frames, captured, frames_of_cases, texts_of
+
+from ddtree_bench.figures import FIGURES, style, sweep_data
 
 
 @pytest.fixture(scope="module")

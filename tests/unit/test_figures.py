@@ -9,12 +9,13 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas as pd
 import pytest
-from ddtree_bench import tables
-from ddtree_bench.figures import FIGURES, budget_sweep, facets, style
 from figure_cases import CASES, CRASH, SMALL, Frames, captured, frames_of_cases, texts_of
 from matplotlib.colors import to_rgb
 from PIL import Image
 from store_factory import AR, Simulation, make_results, tree
+
+from ddtree_bench import tables
+from ddtree_bench.figures import FIGURES, budget_sweep, facets, style
 
 
 @pytest.fixture(scope="module")

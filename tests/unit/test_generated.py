@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from ddtree_bench.config import ConfigError, read_files, validate
 from ddtree_bench.config.demo import DEMO
 from ddtree_bench.config.generate import default_yaml, generated_files

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from ddtree_bench.plan import ModelRef, Server
 from ddtree_bench.servers.command_line import Place, launch_argv, reference_model, served_model_name
 

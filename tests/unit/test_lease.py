@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from ddtree_bench.targets import lease
 from ddtree_bench.targets.launcher import TargetError
 

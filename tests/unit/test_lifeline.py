@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ddtree_bench.targets.lifeline import Interrupted, Interruption
 from processes import Owner, alive, end, eventually
+
+from ddtree_bench.targets.lifeline import Interrupted, Interruption
 
 START_OWNER = """
 import sys

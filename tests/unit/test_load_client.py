@@ -10,15 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from ddtree_bench import metrics
-from ddtree_bench.load import requests_table, server_samples
-from ddtree_bench.load.client import Timeouts, request_body
-from ddtree_bench.load.closed_loop import Measurement, measure
-from ddtree_bench.load.prompts import Prompt
-from ddtree_bench.load.warmup import shapes, warm_up
-from ddtree_bench.metrics import definitions
-from ddtree_bench.plan import Workload
-from ddtree_bench.servers import api
 from scripted_server import (
     DONE,
     Script,
@@ -30,6 +21,16 @@ from scripted_server import (
     usage_event,
     words,
 )
+
+from ddtree_bench import metrics
+from ddtree_bench.load import requests_table, server_samples
+from ddtree_bench.load.client import Timeouts, request_body
+from ddtree_bench.load.closed_loop import Measurement, measure
+from ddtree_bench.load.prompts import Prompt
+from ddtree_bench.load.warmup import shapes, warm_up
+from ddtree_bench.metrics import definitions
+from ddtree_bench.plan import Workload
+from ddtree_bench.servers import api
 
 WORK = Workload(
     name="test",

@@ -6,25 +6,17 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import Owner, alive, end, eventually
+
 from ddtree_bench.servers import api
 from ddtree_bench.targets.launcher import Launch, PortInUse, StopFailed, TargetError, create_launcher
 from ddtree_bench.targets.local import LocalLauncher, server_environment
-from processes import Owner, alive, end, eventually
 
 TINY = Path(__file__).with_name("tiny_server.py")
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
-    launcher = LocalLauncher(tmp_path / "leases", "test")
-    with launcher.acquire("test", 0, print):
-        yield launcher
-        launcher.stop()
 
 
 def launch(launcher: LocalLauncher, folder: Path, *arguments: str, port: int | None = None, **more: str) -> Launch:

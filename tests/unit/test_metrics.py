@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from raw_rows import details, failed, frame, row, steady_stream
+
 from ddtree_bench import metrics
 from ddtree_bench.load import requests_table
 from ddtree_bench.metrics import definitions
 from ddtree_bench.metrics.answers import answer, share_by_text
 from ddtree_bench.metrics.cells import peak_throughput, steady_window
 from ddtree_bench.metrics.percentiles import least_n, nearest_rank, summary
-from hypothesis import given
-from hypothesis import strategies as st
-from raw_rows import details, failed, frame, row, steady_stream
 
 approx = pytest.approx
 

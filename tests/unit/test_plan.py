@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from configurations import tree, write_project, write_prompts
+
 from ddtree_bench import keys, plan
 from ddtree_bench.config import ConfigError, validate
 from ddtree_bench.plan import Cell, Plan

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from ddtree_bench.targets import host_facts
 from ddtree_bench.targets.launcher import TargetError
 from ddtree_bench.targets.local import LocalLauncher

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddtree_bench.load import disjoint, prompts
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ddtree_bench.load import disjoint, prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {name: ROOT / "config" / "prompts" / f"{name}.jsonl" for name in ("study", "heldout", "warmup")}

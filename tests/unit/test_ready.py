@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ddtree_bench.plan import ModelRef, Server
 from ddtree_bench.servers import api
 from ddtree_bench.servers.ready import Ready, ServerFailed, WrongServer, wait_until_ready, wanted_identity
@@ -21,14 +22,6 @@ TREE = Server("tree", "local", "reference", "e" * 64, MODEL, DRAFTER, "DDTREE", 
 AR = Server("ar", "local", "reference", "e" * 64, MODEL, None, "AR")
 
 Wait = Callable[..., Ready]
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
-    launcher = LocalLauncher(tmp_path / "leases", "test")
-    with launcher.acquire("test", 0, print):
-        yield launcher
-        launcher.stop()
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from store_factory import DEMO, Simulation, make_results
+
 from ddtree_bench import tables
 from ddtree_bench.comparisons import Named
 from ddtree_bench.figures import FIGURES
 from ddtree_bench.report import ReportContext, content, write_report
 from ddtree_bench.report.content import ranged
-from store_factory import DEMO, Simulation, make_results
 
 EVIL = 'died: <script>alert("x")</script> & more'
 CONTEXT = ReportContext(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddtree_bench.servers import api
 from foreground import TREE
 from processes import PATIENCE_S, alive, end
+
+from ddtree_bench.servers import api
 
 PROGRAM = str(Path(__file__).with_name("foreground.py"))
 

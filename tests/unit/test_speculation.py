@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ddtree_bench import metrics
-from ddtree_bench.metrics.speculation import details as parse
-from ddtree_bench.metrics.speculation import identity_holds
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_rows import details, failed, frame, row, steady_stream
+
+from ddtree_bench import metrics
+from ddtree_bench.metrics.speculation import details as parse
+from ddtree_bench.metrics.speculation import identity_holds
 
 approx = pytest.approx
 

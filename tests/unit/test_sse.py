@@ -10,13 +10,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import event
+
 from ddtree_bench import metrics
 from ddtree_bench.load import requests_table, sse
 from ddtree_bench.load.client import Exchange
 from ddtree_bench.load.prompts import Prompt
-from hypothesis import given
-from hypothesis import strategies as st
-from scripted_server import event
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

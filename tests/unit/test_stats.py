@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats as reference
+
 from ddtree_bench import lossless, selection, stats
 from ddtree_bench.report import content
-from scipy import stats as reference
 
 
 def test_examples_in_docstrings_run() -> None:

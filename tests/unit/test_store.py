@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from configurations import tree, write_project
+
 from ddtree_bench import plan
 from ddtree_bench.config import validate
 from ddtree_bench.plan import Run

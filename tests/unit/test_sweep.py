@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configurations import tree
+
 from ddtree_bench.config.load import parse
 from ddtree_bench.config.sweep import Coordinates, expand
 

@@ -9,29 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from store_factory import AR, DEMO, DFLASH, SMALL, Made, build, make_results, one, tree
+
 from ddtree_bench import columns, comparisons, metrics, tables
 from ddtree_bench.records.store import REQUESTS
-from store_factory import AR, DEMO, DFLASH, Made, Simulation, make_results, tree
 
 CRASH = "the server exited with code 3 during chat at c1"
-SMALL = Simulation(n_prompts=4, max_tokens=24)
-
-
-def build(folder: Path, simulation: Simulation, **more: object) -> dict[str, pd.DataFrame]:
-    made = make_results(folder, simulation)
-    return tables.build_tables(made.views, made.store, **more)  # type: ignore[arg-type]
-
-
-def one(frame: pd.DataFrame, **wanted: object) -> pd.Series:
-    for name, value in wanted.items():
-        frame = frame[frame[name] == value]
-    assert len(frame) == 1
-    return frame.iloc[0]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    return build(tmp_path_factory.mktemp("demo"), replace(SMALL, concurrencies=(1, 2)))
 
 
 @pytest.fixture(scope="module")

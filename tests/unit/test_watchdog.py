@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S, Owner, alive, end, eventually
+
 from ddtree_bench.targets import lease, watchdog
 from ddtree_bench.targets.local import LocalLauncher
-from processes import PATIENCE_S, Owner, alive, end, eventually
 
 
 @pytest.fixture

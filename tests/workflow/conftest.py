@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clone import ENVIRONMENTS, REPOSITORY, Clone
+
 from ddtree_bench import keys
 from ddtree_bench.environments import environment_key, python_tag
 from ddtree_bench.environments.build import build

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreground import TREE
+
 from ddtree_bench.environments import EnvironmentFailed, environment_key
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
@@ -15,7 +17,6 @@ from ddtree_bench.servers import api
 from ddtree_bench.servers.command_line import Place
 from ddtree_bench.servers.start import start_server
 from ddtree_bench.targets.local import LocalLauncher
-from foreground import TREE
 
 ENGINES = Path(__file__).parents[2] / "envs"
 

@@ -11,6 +11,7 @@ import pytest
 import requests
 import yaml
 from clone import CONFIG, ENVIRONMENTS, REPOSITORY, Clone, eventually
+
 from ddtree_bench.commands import COMMANDS
 
 

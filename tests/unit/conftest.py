@@ -1,0 +1,28 @@
+"""What unit tests share: a launcher with a lease of its own, and the tables of small simulated results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from store_factory import SMALL, build
+
+from ddtree_bench.targets.local import LocalLauncher
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
+    """A local launcher that holds its lease and is stopped at the end."""
+    launcher = LocalLauncher(tmp_path / "leases", "test")
+    with launcher.acquire("test", 0, print):
+        yield launcher
+        launcher.stop()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    """The tables of small results at two concurrencies."""
+    return build(tmp_path_factory.mktemp("demo"), replace(SMALL, concurrencies=(1, 2)))

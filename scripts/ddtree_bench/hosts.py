@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report
@@ -61,11 +62,12 @@ def probe_now(
 def confirm_deployment(
     project: Project, launcher: Launcher, target: str, engine: str, report: Report
 ) -> dict[str, Any]:
-    """See that the environment on a target is the one that was built, deploying it again if not; returns the receipt.
+    """See that the environment on a target is the one of the repository, and make it so if not; returns the receipt.
 
     Raises EnvironmentFailed when it cannot be.
     """
     wheelhouse = project.manifest(engine).parent
+    build(engine, project.root / "envs", wheelhouse, report=report)
     return deploy(launcher, wheelhouse, project.deploy_root(target), report=report)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_bench.config import ConfigError
-from ddtree_bench.environments.build import build
 from ddtree_bench.hosts import confirm_deployment, target_launcher
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report, open_project
@@ -54,8 +53,6 @@ def serve_project(project: Project, server: Server, port: int, report: Report) -
     """
     target = project.config.targets[server.target]
     launcher = target_launcher(project, server.target)
-    wheelhouse = project.manifest(server.engine).parent
-    build(server.engine, project.root / "envs", wheelhouse, report=report)
     receipt = confirm_deployment(project, launcher, server.target, server.engine, report)
     start_id = uuid.uuid4().hex[:12]
     place = server_place(project, launcher, server, receipt["python"], start_id, port)

@@ -92,7 +92,7 @@ def test_a_dead_server_ends_the_wait_at_once_with_its_log(wait: Wait) -> None:
 
 
 def test_a_slow_server_runs_into_its_limit(wait: Wait) -> None:
-    with pytest.raises(ServerFailed, match=r"not ready within 1 s.*start limit") as failed:
+    with pytest.raises(ServerFailed, match=r"not ready within 1 s.*targets.local.start_timeout_s") as failed:
         wait(AR, *info(AR), "--load-s", "60", timeout_s=1)
     assert failed.value.log_tail == "loading weights"
 

@@ -71,7 +71,8 @@ def wait_until_ready(
         now = time.monotonic()
         if now - began > timeout_s:
             raise failed(
-                f"server {server.name} was not ready within {timeout_s:.0f} s; see its log, or raise its start limit"
+                f"server {server.name} was not ready within {timeout_s:.0f} s; see its log, "
+                f"or raise targets.{server.target}.start_timeout_s"
             )
         if now >= next_progress:
             last = log_tail(1)

@@ -129,7 +129,7 @@ def acquire(
         if now >= deadline:
             raise TargetBusy(
                 f"the lease {path} is held by {describe_holder(path)}; "
-                "wait for that run to end, or allow a longer wait for the lease"
+                "wait for that run to end, or raise targets.<name>.lease_wait_s"
             )
         if now >= next_report:
             report(f"waiting for the lease {path}, held by {describe_holder(path)}")

@@ -46,16 +46,18 @@ CONFIG: dict[str, Any] = {
 }
 
 
+NOT_SOURCE = {".git", ".venv", ".snakemake", "results", "build", "__pycache__"}
+
+
 def source_files() -> list[str]:
     """The repository's files as a clone would have them, changes that are not committed yet included."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [name for name in listed.stdout.splitlines() if (REPOSITORY / name).is_file()]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if listed.returncode == 0:
+        return [name for name in listed.stdout.splitlines() if (REPOSITORY / name).is_file()]
+    # An exported tree, or one that belongs to somebody else, which git does not read.
+    paths = (path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*") if path.is_file())
+    return [str(path) for path in paths if not NOT_SOURCE & set(path.parts)]
 
 
 @dataclass

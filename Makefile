@@ -60,6 +60,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile rules
+	$(BIN)/python -m ddtree_bench generate
 
 # What was measured lies in results/store and stays.
 clean:

@@ -14,7 +14,7 @@ from ddtree_bench.config import ConfigError, read_files
 from ddtree_bench.config.generate import generated_files, write_generated
 from ddtree_bench.project import Project, open_project
 from ddtree_bench.rule_log import USER_ERRORS
-from ddtree_bench.serving import choose_server, serve_project
+from ddtree_bench.serve_command import choose_server, serve_project
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_CONFIG = ROOT / "config" / "config.yaml"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ddtree_bench import columns, stats
-from ddtree_bench.lossless import Answers, against_ar
+from ddtree_bench.identical_answers import Answers, against_ar
 
 BASELINES = ("AR", "DFLASH")
 CONFIGURATION = (*columns.SERVER, *columns.WORK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -12,7 +11,7 @@ import pandas as pd
 
 from ddtree_bench.comparisons import Named
 from ddtree_bench.figures import FIGURES
-from ddtree_bench.project import Project
+from ddtree_bench.project import Project, git_commit
 from ddtree_bench.report import ReportContext, write_report
 from ddtree_bench.tables import TABLES, build_tables
 
@@ -57,15 +56,3 @@ def commands_of_all(project: Project) -> dict[str, str]:
 def snakemake_command(project: Project) -> str:
     """Return the call of snakemake with the project's configuration."""
     return " ".join(["snakemake", *(f"--configfile {path}" for path in project.config_files), ""]).strip()
-
-
-def git_commit(root: Path) -> str | None:
-    """Return the commit of the repository, marked when files differ from it; None where there is no repository."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or None if described.returncode == 0 else None

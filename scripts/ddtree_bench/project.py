@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -120,3 +121,15 @@ def open_project(
     environment_keys = {engine: environment_key(engine, root / "envs") for engine in engines}
     planned = plan.build(config, points, root, environment_keys)
     return Project(config, planned, Folders.below(results), root, environment_keys, tuple(config_files))
+
+
+def git_commit(root: Path) -> str | None:
+    """Return the commit of the repository, marked when files differ from it; None where there is no repository."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() or None if described.returncode == 0 else None

@@ -20,7 +20,7 @@ from ddtree_bench.load.prompts import Prompt, prompt_set_sha256, select
 from ddtree_bench.load.prompts import read as read_prompts
 from ddtree_bench.load.warmup import warm_up
 from ddtree_bench.plan import Cell, Run, Server
-from ddtree_bench.project import Project, Report
+from ddtree_bench.project import Project, Report, git_commit
 from ddtree_bench.records.store import REQUESTS, SERVER_LOG, SERVER_SAMPLES, Store
 from ddtree_bench.servers import api
 from ddtree_bench.servers.command_line import Place, served_model_name
@@ -220,7 +220,7 @@ class RunStart:
             "host": self._host,
             "environment": self._receipt,
             "server_info": start.server_info,
-            "software": {"ddtree_bench": __version__},
+            "software": {"ddtree_bench": __version__, "commit": git_commit(self._project.root)},
         }
 
     def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:

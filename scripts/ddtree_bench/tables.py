@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ddtree_bench import budgets, columns, comparisons, keys, metrics
-from ddtree_bench.lossless import Answers
+from ddtree_bench.identical_answers import Answers
 from ddtree_bench.records.files import sha256_file
 from ddtree_bench.records.store import REQUESTS, SERVER_SAMPLES, StoreError, read_attempt
 from ddtree_bench.records.views import read_view

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from conftest import chat_ids
+from engine_server import chat_ids
 
 from ddtree_reference import decode, lossless, startup
 from ddtree_reference.decode import Method, Round

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import chat_ids
+from engine_server import chat_ids
 from torch import Tensor
 
 from ddtree_reference import decode, model, selftest, startup, tree

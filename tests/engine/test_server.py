@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import requests
-from conftest import Launch, Server
+from engine_server import Launch, Server
 
 PROMPT = "Write a poem"
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "temperature": 0}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import requests
 import uvicorn
-from conftest import chat_ids, free_port
+from engine_server import chat_ids, free_port
 
 from ddtree_reference import server
 from ddtree_reference.decode import Method

@@ -68,6 +68,7 @@ class Clone:
     store: Path
     lease_dir: Path
     config: dict[str, Any] = field(default_factory=lambda: copy.deepcopy(CONFIG))
+    comment: str = ""
 
     @classmethod
     def make(cls, folder: Path, store: Path | None = None, lease_dir: Path | None = None) -> Clone:
@@ -98,7 +99,7 @@ class Clone:
     def write_config(self) -> None:
         """Write config/config.yaml."""
         self.config["targets"]["local"]["lease_dir"] = str(self.lease_dir)
-        (self.root / "config" / "config.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False))
+        (self.root / "config" / "config.yaml").write_text(self.comment + yaml.safe_dump(self.config, sort_keys=False))
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start snakemake in the background, in a process group of its own."""

@@ -88,7 +88,10 @@ def test_what_the_numbers_do_not_depend_on_starts_nothing(measured: Clone) -> No
     measured.config["targets"]["local"]["description"] = "another"
     measured.config["targets"]["elsewhere"] = {"launcher": "ssh", "engine": "sglang", "host": "h.example"}
     measured.config["models"]["toy"]["paths"] = {"elsewhere": "models/toy"}
+    measured.config["models"]["toy"]["paths"] |= {"local": "models/toy"}
+    measured.config["targets"]["local"]["start_timeout_s"] = 61
     measured.config["seed"] = 9
+    measured.comment = "# a comment, which is no part of any identity\n"
     measured.measure()
     assert measured.starts() == before
 

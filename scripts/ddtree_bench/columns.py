@@ -93,6 +93,9 @@ CELL: Mapping[str, Column] = {
     "log_tail": _text("Last lines of the server's log of a failed cell."),
     "plan_key": _text("Digest of everything the number may depend on that is known before anything runs."),
     "attempt": _int("", "Number of the attempt that counts, from 1."),
+    "commit": _text(
+        "Commit of the repository that measured, marked when files differed from it; empty when not known."
+    ),
     "started_at": _text("Start of the measurement, ISO 8601."),
     "ended_at": _text("End of the measurement, ISO 8601."),
     **READ_BACK,

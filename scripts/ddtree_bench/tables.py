@@ -210,6 +210,7 @@ def _cell_columns(record: Mapping[str, Any]) -> dict[str, Any]:
         "load": labels["load"],
         "concurrency": identity["load"]["concurrency"],
         "repeat": identity["repeat"],
+        "commit": (record.get("software") or {}).get("commit"),
         **_read_back(record),
         **_server_counts(record),
     }

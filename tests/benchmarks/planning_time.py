@@ -27,6 +27,8 @@ from ddtree_bench.tables import TABLES
 
 REPEATS = 5
 TIMES = 5
+DRY_RUN_S, NO_OP_S = 4.0, 5.0
+"""Bars for 1,000 cells."""
 
 
 def large_clone(folder: Path, runs: int) -> Clone:
@@ -61,23 +63,26 @@ def seconds(clone: Clone, *arguments: str) -> float:
     return time.perf_counter() - began
 
 
-def show(what: str, times: list[float]) -> None:
-    """Print the median and the range."""
-    print(f"{what}: median {median(times):.2f} s, {min(times):.2f} to {max(times):.2f} s, n = {len(times)}")
+def within(what: str, times: list[float], bar: float) -> bool:
+    """Print the median and the range, and return whether the median is below the bar."""
+    spread = f"{min(times):.2f} to {max(times):.2f} s, n = {len(times)}"
+    print(f"{what}: median {median(times):.2f} s, {spread}, bar {bar:.0f} s")
+    return median(times) < bar
 
 
-def main() -> None:
-    """Time both calls and print median and range."""
+def main() -> int:
+    """Time both calls, print median and range, and return 1 when a median is above its bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000, help="runs, and cells, of the plan")
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as folder:
         clone = large_clone(Path(folder) / "clone", runs)
-        show(f"snakemake -n, {runs} cells to measure", [seconds(clone, "-n") for _ in range(TIMES)])
+        dry = within(f"snakemake -n, {runs} cells to measure", [seconds(clone, "-n") for _ in range(TIMES)], DRY_RUN_S)
         os.chdir(clone.root)
         pretend_done(clone)
-        show(f"snakemake, {runs} cells, nothing to do", [seconds(clone) for _ in range(TIMES)])
+        no_op = within(f"snakemake, {runs} cells, nothing to do", [seconds(clone) for _ in range(TIMES)], NO_OP_S)
+    return 0 if dry and no_op else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

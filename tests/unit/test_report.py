@@ -134,6 +134,47 @@ def test_a_figure_and_a_table_of_one_name_keep_their_own_commands(text: str) -> 
     assert "results/tables/speedup.csv" in table and "results/figures/speedup.pdf" not in table
 
 
+def test_the_page_says_how_to_make_it_again_and_how_to_measure_anew(made: Made, tmp_path: Path) -> None:
+    file = str(Path.cwd() / "config/claim.yaml")
+    context = ReportContext(config_files=(file,), commands={"everything": f"snakemake --configfile {file}"})
+    page = write_report(made[0], {}, context, tmp_path / "report.html").read_text()
+    again = page[page.index('id="again"') :]
+    assert "<h2>Make again from the store</h2>" in again
+    assert "<pre>snakemake --configfile config/claim.yaml</pre>" in again
+    assert "<pre>DDTREE_BENCH_STORE=NEW_FOLDER snakemake --configfile config/claim.yaml</pre>" in again
+    assert str(Path.cwd()) not in page
+
+
+def test_a_path_outside_the_working_folder_stays_absolute(made: Made, tmp_path: Path) -> None:
+    file = f"/elsewhere{Path.cwd()}/mine.yaml"
+    page = write_report(made[0], {}, ReportContext(config_files=(file,)), tmp_path / "report.html").read_text()
+    assert f"<pre>DDTREE_BENCH_STORE=NEW_FOLDER snakemake --configfile {file}</pre>" in page
+
+
+def test_the_commit_of_the_page_and_those_of_the_cells_are_told_apart(made: Made, tmp_path: Path) -> None:
+    frames = dict(made[0])
+    frames["cells"] = frames["cells"].drop(columns="commit", errors="ignore")
+    page = write_report(frames, {}, CONTEXT, tmp_path / "without.html").read_text()
+    assert "<dt>Commit when this page was written</dt><dd>0123456789ab</dd>" in page
+    assert "Commit when the cells were measured" not in page
+    of_cells = ["aaaa1111", None, *["bbbb2222"] * (len(frames["cells"]) - 2)]
+    frames["cells"] = frames["cells"].assign(commit=of_cells)
+    page = write_report(frames, {}, CONTEXT, tmp_path / "with.html").read_text()
+    assert "<dt>Commit when the cells were measured</dt><dd>aaaa1111, bbbb2222</dd>" in page
+
+
+def test_a_machine_is_one_line_with_all_its_host_keys(made: Made) -> None:
+    runs = made[0]["runs"].assign(machine_key="m" * 12, kernel="6.1")
+    runs["host_key"] = ["with a drafter" if place else "without" for place in range(len(runs))]
+    runs.loc[runs.index[-1], "kernel"] = "6.2"
+    listing = content.hosts(runs)
+    (row,) = listing.rows
+    shown = dict(zip(listing.heads, row, strict=True))
+    assert (shown["Host keys"], shown["Kernel"]) == ("without, with a drafter", "6.1, 6.2")
+    two = content.hosts(runs.assign(machine_key=["a" if place else "b" for place in range(len(runs))]))
+    assert [row[listing.heads.index("Machine key")] for row in two.rows] == ["b", "a"]
+
+
 def test_the_same_input_gives_the_same_page(text: str, made: Made, tmp_path: Path) -> None:
     assert write_report(*made, CONTEXT, tmp_path / "again.html").read_text() == text
 

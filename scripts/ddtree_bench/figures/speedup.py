@@ -20,10 +20,11 @@ CAPTION = (
     "Throughput of each configuration over that of AR, and the three factors whose product it is: tokens committed a "
     "round (accept length, pooled: the cut at the end of answers included), AR's step time over the round time, and "
     "the residual (prefill, queueing, the client). Speculation pays when rounds cost less extra time than they bring "
-    "tokens. Large marks are geometric means over pairs of runs of one repeat and block, bars the 95 % t-interval of "
-    "the log-ratio, small marks single pairs; the vertical line at 1 is AR. Throughput itself stands at the right. A "
-    "dagger marks ratios of runs that were not measured in one block: unpaired, wider, and open to whatever changed in "
-    "between. A red cross with n/m says that n of m runs failed; a filled one, that none succeeded."
+    "tokens. Large marks are geometric means over pairs of runs of one repeat and block; the pale bar runs from 1 to "
+    "the mean, the dark bar with caps is the 95 % t-interval of the log-ratio; small marks are single pairs; the "
+    "vertical line at 1 is AR. Throughput itself stands at the right. A dagger marks ratios of runs that were not "
+    "measured in one block: unpaired, wider, and open to whatever changed in between. A red cross with n/m says that n "
+    "of m runs failed; a filled one, that none succeeded."
 )
 QUANTITIES = ("speedup", *FACTORS)
 HEADS = ("Speed-up over AR", "Accept length,\npooled\n(tokens/round)", "AR step time /\nround time", "Residual")

@@ -210,10 +210,20 @@ def failures(cells: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def hosts(runs: pd.DataFrame) -> Listing:
-    """The machines as each run found them."""
-    names = ["target", "host_name", "cpu_model", "cpu_cores", "gpu_count", "gpu_model", "driver", "kernel", "host_key"]
-    heads = ("Target", "Host", "CPU", "Cores", "GPUs", "GPU model", "Driver", "Kernel", "Host key")
-    return _listing("Hosts", heads, runs[names])
+    """The machines as the runs found them: a line a machine key, with the host keys of its model pairs."""
+    names = ["target", "host_name", "cpu_model", "cpu_cores", "gpu_count", "gpu_model", "driver", "kernel"]
+    heads = ("Target", "Host", "CPU", "Cores", "GPUs", "GPU model", "Driver", "Kernel", "Machine key", "Host keys")
+    rows = tuple(
+        tuple(_shown_all(machine[name]) for name in (*names, "machine_key", "host_key"))
+        for _, machine in runs.groupby("machine_key", dropna=False, sort=False)
+    )
+    note = "Machine key: hardware, driver and the model's content. Host key: the same and the drafter's content."
+    return Listing("Hosts", heads, rows, (note,))
+
+
+def commits(cells: pd.DataFrame) -> tuple[str, ...]:
+    """The commits that the cells were measured at, in the order of the table; none when it does not hold them."""
+    return tuple(cells["commit"].dropna().drop_duplicates()) if "commit" in cells else ()
 
 
 def servers(cells: pd.DataFrame) -> Listing:
@@ -272,6 +282,11 @@ def _listing(title: str, heads: tuple[str, ...], frame: pd.DataFrame) -> Listing
     distinct = frame.drop_duplicates()
     rows = tuple(tuple(_shown(value) for value in row) for row in distinct.itertuples(index=False, name=None))
     return Listing(title, heads, rows)
+
+
+def _shown_all(values: pd.Series) -> str:
+    """The distinct values of a column, as a list."""
+    return ", ".join(dict.fromkeys(_shown(value) for value in values))
 
 
 def _shown(value: Any) -> str:

@@ -1,11 +1,11 @@
-"""Write the report: the answer first, then figures, tables, failures, what is missing, and how to repeat it all."""
+"""Write the report: the answer first, then figures, tables, failures, what is missing, and how to make it again."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ class ReportContext:
     config_files : tuple of str
         The configuration files, in the order in which they were merged.
     git_commit : str or None
-        Commit of the repository; None when it is not known.
+        Commit of the repository when the page is written; None when it is not known.
     made_at : str or None
         When the report was made, ISO 8601; None leaves it out, so that the same input gives the same page.
     commands : mapping of str to str
-        What to repeat (`everything`, `figures/<name>`, `tables/<name>`: some names are both) and the exact command.
+        What to make again from the store (`everything`, `figures/<name>`, `tables/<name>`: some names are both) and
+        the exact command.
     missing : sequence of str
         Cells of the plan that the tables lack; not empty for a partial report.
     versions : mapping of str to str
@@ -60,6 +61,8 @@ def write_report(
 ) -> Path:
     """Write the report to `path` and return it. The page needs no network and no script.
 
+    Paths below the working folder, which is that of the repository, are shown relative to it.
+
     Parameters
     ----------
     tables : mapping of DataFrame
@@ -76,6 +79,7 @@ def write_report(
     FileNotFoundError
         A figure's SVG is absent.
     """
+    context = _with_relative_paths(context, Path.cwd())
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ddtree_bench.report", "."),
         autoescape=True,
@@ -95,10 +99,27 @@ def write_report(
         servers=content.servers(tables["cells"]),
         starts=content.starts(tables["runs"]),
         plan_keys=content.plan_keys(tables["cells"]),
+        commits=content.commits(tables["cells"]),
+        measure_anew=_measure_anew(context.config_files),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _with_relative_paths(context: ReportContext, folder: Path) -> ReportContext:
+    below = re.compile(rf"(?<!\S){re.escape(str(folder))}/")
+    return replace(
+        context,
+        config_files=tuple(below.sub("", file) for file in context.config_files),
+        commands={name: below.sub("", command) for name, command in context.commands.items()},
+    )
+
+
+def _measure_anew(config_files: Sequence[str]) -> str:
+    """The call that finds nothing measured, since its store is empty."""
+    overlays = "".join(f" --configfile {file}" for file in config_files)
+    return f"DDTREE_BENCH_STORE=NEW_FOLDER snakemake{overlays}"
 
 
 def _figure(name: str, stem: Path, context: ReportContext) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_sigterm_to_snakemake_lets_the_run_end_well(fresh: Clone) -> None:
     fresh.config["allow_missing_baseline"] = True
     fresh.block.update(method=["DDTREE"])
     process = fresh.start()
-    find(fresh, "ddtree_reference")
+    find(fresh, "ddtree_reference serve")
     process.terminate()
     process.communicate(timeout=120)
     nothing_is_left(fresh)

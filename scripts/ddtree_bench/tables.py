@@ -52,11 +52,14 @@ def build_tables(
     MissingEntry
         A view's entry is absent or differs in content; the message names both.
     TablesError
-        Two views stand for one cell; the message names both.
+        Two views stand for one cell, or a file is no view; the message names them.
     KeyError
         A metric has no documentation in `columns`.
     """
     contents = [(path, read_view(path)) for path in sorted(set(views))]
+    for path, view in contents:
+        if not {"entry", "starts"} & view.keys():
+            raise TablesError(f"{path}: is no view of a cell or a run; delete it and run the workflow to restore it")
     records = [(view, _attempt(path, view, store)) for path, view in contents if "entry" in view]
     _require_distinct([(path, view) for path, view in contents if "entry" in view])
     rows: dict[str, list[dict[str, Any]]] = {"cells": [], "acceptance": [], "requests": []}

@@ -47,6 +47,7 @@ def pretend_done(clone: Clone) -> None:
     first = [project.manifest("reference"), project.receipt("local", "reference"), project.host_record("local")]
     views = [*project.all_views(), *(f"results/{run.warmup_view}" for run in project.plan.runs)]
     last = [f"results/tables/{name}.csv" for name in TABLES] + ["results/report.html"]
+    last.append(f"results/{project.tables_plan}")
     last += [f"results/figures/{name}.{ending}" for name in FIGURES for ending in ("pdf", "png", "svg", "csv")]
     began = time.time() - 60
     for stage, paths in enumerate((first, views, last)):

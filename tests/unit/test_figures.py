@@ -262,3 +262,9 @@ def test_more_than_ten_runs_are_not_drawn_one_by_one(tmp_path: Path) -> None:
         assert set(drawn["kind"]) == {"mean"}
     assert style.points_note([11], "single runs") == ""
     assert style.points_note([3, 11], "single runs") == "; small marks: single runs (up to 10)"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_of_nothing_is_drawn(name: str, tmp_path: Path) -> None:
+    nothing = tables.build_tables([], tmp_path)
+    assert len(FIGURES[name].draw(nothing, tmp_path / name)) == 4

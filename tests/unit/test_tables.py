@@ -274,3 +274,9 @@ def test_windows_agree_inside_a_ratio(tmp_path: Path) -> None:
     full = cells.pivot(index="repeat", columns="method", values="throughput_full_tok_s")
     assert row["window"] == "full"
     assert row["speedup"] == pytest.approx(np.exp(np.log(full["DFLASH"] / full["AR"]).mean()))
+
+
+def test_a_file_that_is_no_view_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"status": "ok"}')
+    with pytest.raises(tables.TablesError, match=r"x\.json: is no view of a cell or a run"):
+        tables.build_tables([tmp_path / "x.json"], tmp_path)

@@ -57,6 +57,12 @@ def test_partial_makes_everything_from_what_is_there(measured: Clone) -> None:
     assert (partial / "figures" / "budget_sweep.pdf").exists()
 
 
+def test_partial_of_nothing_names_everything_as_absent(fresh: Clone) -> None:
+    output = fresh.snakemake("partial")
+    assert "0 of 3 cells are there" in output
+    assert "none measured yet" in (fresh.root / "results" / "partial" / "report.html").read_text()
+
+
 def test_verify_finds_what_was_edited(measured: Clone) -> None:
     assert "3 attempts" in measured.snakemake("verify")
     log = next(measured.store.glob("*/*/attempts/1/server.log"))

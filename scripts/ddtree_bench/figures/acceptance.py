@@ -34,7 +34,7 @@ DRAWN = ["panel", "method", "configuration", "depth", "kind", "repeat", "value",
 def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
     """Draw the figure from the tables `cells` and `acceptance`; returns the paths written (PDF, PNG, SVG, CSV)."""
     with style.look():
-        groups = list(panels(tables["cells"]))
+        groups = list(panels(tables["cells"])) or [("nothing measured", tables["cells"].assign(configuration=None))]
         looks = _looks(groups)
         columns = min(PER_ROW, len(groups))
         rows = -(-len(groups) // columns)

@@ -1,6 +1,7 @@
 """What is planned, what is there, and how to tidy up: thin targets over `python -m ddtree_bench`.
 
-Each of these always runs, writes nothing that other rules read, and starts no server.
+Each of these always runs and starts no server. What other rules read is written by `probe` alone, and `prune` removes only
+views that no rule of this plan makes.
 """
 
 COMMANDS = {

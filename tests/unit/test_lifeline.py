@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -53,6 +55,22 @@ def test_a_killed_parent_ends_the_measuring_process(tmp_path: Path) -> None:
     finally:
         end(measuring)
         owner.close()
+
+
+def test_a_signal_that_another_thread_receives_interrupts_a_sleeping_main_thread() -> None:
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    assert other.ident is not None
+    began = time.monotonic()
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM"), Interruption():
+            signal.pthread_kill(other.ident, signal.SIGTERM)
+            time.sleep(20)
+        assert time.monotonic() - began < 10
+    finally:
+        ended.set()
+        other.join()
 
 
 def test_the_first_signal_raises_and_later_ones_are_ignored() -> None:

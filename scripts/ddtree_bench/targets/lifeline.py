@@ -44,6 +44,10 @@ class Interruption:
     A signal that the process was started to ignore (nohup, a script's background job) stays ignored. Work that must
     not be cut short, such as stopping a server, goes into a `shielded` block: a signal that comes meanwhile raises
     when that block ends. Enter it in the main thread.
+
+    Python runs handlers in the main thread only, but the kernel may deliver a signal to any thread (it does when the
+    main thread has just been continued after a stop), and then a main thread that sleeps sleeps on. So a thread of
+    its own hears of every signal and delivers it to the main thread once more.
     """
 
     def __init__(self) -> None:
@@ -51,14 +55,25 @@ class Interruption:
         self._raised = False
         self._shields = 0
         self._previous: dict[int, object] = {}
+        self._pipe = (-1, -1)
+        self._previous_wakeup = -1
 
     def __enter__(self) -> Interruption:
+        self._pipe = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._pipe[1], False)
+        self._forwarder = threading.Thread(target=self._forward, name="signals", daemon=True)
+        self._forwarder.start()
+        self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._previous_wakeup)
+        os.close(self._pipe[1])
+        self._forwarder.join()
+        os.close(self._pipe[0])
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -71,6 +86,13 @@ class Interruption:
         finally:
             self._shields -= 1
         self._raise_if_due()
+
+    def _forward(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        while numbers := os.read(self._pipe[0], 1):
+            if self._received is None and numbers[0] in self._previous:
+                signal.pthread_kill(main, numbers[0])
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._received is None:

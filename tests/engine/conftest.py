@@ -9,7 +9,7 @@ import torch
 from engine_server import Launch, Server, end, launch
 
 from ddtree_reference import startup
-from ddtree_reference.decode import Method
+from ddtree_reference.method import Method
 from ddtree_reference.startup import Opened
 
 WIDEST = Method("DDTREE", budget=64)
@@ -22,12 +22,12 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Opened:
-    return startup.open_engine("smollm2", "auto", [WIDEST])
+    return startup.open_engine("smollm2", "auto", [WIDEST], sequences=8)
 
 
 @pytest.fixture(scope="session")
 def toy() -> Opened:
-    return startup.open_engine("toy", "auto", [WIDEST])
+    return startup.open_engine("toy", "auto", [WIDEST], sequences=8)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from ddtree_reference import tokenizer
 from ddtree_reference.startup import Opened
 
 READY_SECONDS = 90
+ANSWER_SECONDS = 60
 
 
 def chat_ids(opened: Opened, prompt: str) -> list[int]:
@@ -32,7 +33,7 @@ class Server:
     log: Path
 
     def post(self, path: str, body: object, **options: object) -> requests.Response:
-        return requests.post(self.url + path, json=body, timeout=60, **options)  # type: ignore[arg-type]
+        return requests.post(self.url + path, json=body, timeout=ANSWER_SECONDS, **options)  # type: ignore[arg-type]
 
     def get(self, path: str) -> requests.Response:
         return requests.get(self.url + path, timeout=10)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from ddtree_reference import cli, lossless, tree, worker
-from ddtree_reference.decode import Method
+from ddtree_reference import cli, fault, lossless, tree
+from ddtree_reference.method import Method
 
 HELDOUT = Path(__file__).parents[2] / "config" / "prompts" / "heldout.jsonl"
 
@@ -73,17 +73,44 @@ def test_check_lossless_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert status == 0 and result["differing_tokens"] == 0 and result["prompts"] == 2
     assert set(result["configurations"]) == {"DFLASH:8", "DDTREE:8:4", "DDTREE:16:16"}  # type: ignore[call-overload]
     captured = capsys.readouterr()
-    assert "[2/2] b: 24 tokens, 0 differing so far" in captured.err
+    assert "DDTREE:16:16: 48 tokens, 0 differing" in captured.err
     assert "DDTREE:16:16" in captured.out
     assert check(tmp_path, "--limit", "1", "--configs", "DFLASH")[1]["prompts"] == 1
+
+
+def test_check_lossless_compares_batches_with_ar_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = check(tmp_path, "--configs", "DDTREE:8:4", "--batch", "2")
+    assert status == 0 and result["batch"] == 2
+    assert set(result["configurations"]) == {"AR", "DDTREE:8:4"}  # type: ignore[call-overload]
+    assert "2 at a time" in capsys.readouterr().out
+
+
+def test_speed_is_told_beside_the_bandwidth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "speed.json"
+    options = ["--model", "toy", "--prompts", str(HELDOUT), "--tokens", "12", "--limit", "4", "--repeats", "2"]
+    options += ["--configs", "AR", "DDTREE:4", "--concurrency", "1", "4", "--output", str(output)]
+    assert cli.main(["speed", *options]) == 0
+    result = json.loads(output.read_text())
+    assert len(result["bytes_per_second"]) == 2 and min(result["bytes_per_second"]) > 1e8
+    assert result["weight_bytes"] == 2 * (2 * (192 * 64 + 3 * 64 * 128) + 258 * 64)
+    rows = {(s["configuration"], s["concurrency"], s["repeat"]): s for s in result["speeds"]}
+    assert len(rows) == len(result["speeds"]) == 2 * 2 * 2
+    for (configuration, concurrency, _), row in rows.items():
+        assert row["seconds"] > 0 and row["tokens"] >= row["rounds"] * concurrency
+        assert configuration != "AR" or row["tokens"] == 4 * 11 == row["rounds"] * concurrency
+    table = capsys.readouterr().out
+    assert "of limit" in table and "DDTREE:4:4" in table
 
 
 def test_check_lossless_fails_when_a_wrong_draft_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = tree.walk
 
-    def credulous(parents: Sequence[int], tokens: Sequence[int], targets: Sequence[int]) -> list[int]:
-        path = genuine(parents, tokens, targets)
-        return [*path, parents.index(path[-1])] if path[-1] in parents else path
+    def credulous(parents: Sequence[int], tokens: Sequence[int], choose: Callable[[int], int]) -> tuple[list[int], int]:
+        path, token = genuine(parents, tokens, choose)
+        if path[-1] not in parents:
+            return path, token
+        child = parents.index(path[-1])
+        return [*path, child], choose(child)
 
     monkeypatch.setattr(tree, "walk", credulous)
     status, result = check(tmp_path, "--configs", "DDTREE:8")
@@ -113,12 +140,12 @@ def test_prompts_without_an_id_are_named(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_faults_are_for_one_method_and_budget() -> None:
     eight = Method("DDTREE", budget=8)
-    assert worker.parse_fault(None, eight) is None
-    assert worker.parse_fault("DDTREE:8@start", eight) == worker.Fault("start")
-    assert worker.parse_fault("DDTREE@prompt=a=b@c", eight) == worker.Fault("prompt", "a=b@c")
-    assert worker.parse_fault("DDTREE:8@raise=x", eight) == worker.Fault("raise", "x")
-    assert worker.parse_fault("DDTREE:16@start", eight) is None
-    assert worker.parse_fault("AR@start", eight) is None
+    assert fault.parse(None, eight) is None
+    assert fault.parse("DDTREE:8@start", eight) == fault.Fault("start")
+    assert fault.parse("DDTREE@prompt=a=b@c", eight) == fault.Fault("prompt", "a=b@c")
+    assert fault.parse("DDTREE:8@raise=x", eight) == fault.Fault("raise", "x")
+    assert fault.parse("DDTREE:16@start", eight) is None
+    assert fault.parse("AR@start", eight) is None
     for wrong in ("DDTREE", "DDTREE@later", "TREE@start", "DDTREE@start=x", "DDTREE@raise"):
         with pytest.raises(ValueError, match="METHOD"):
-            worker.parse_fault(wrong, eight)
+            fault.parse(wrong, eight)

@@ -6,7 +6,9 @@ import pytest
 from engine_server import chat_ids
 
 from ddtree_reference import decode, lossless, startup
-from ddtree_reference.decode import Method, Round
+from ddtree_reference.decode import Round
+from ddtree_reference.method import Method
+from ddtree_reference.sequence import Request
 from ddtree_reference.startup import Opened
 
 AR, DFLASH = Method("AR"), Method("DFLASH")
@@ -27,7 +29,7 @@ def answer(opened: Opened, method: Method, prompt: list[int], tokens: int, eos: 
 
 
 def rounds(opened: Opened, method: Method, prompt: list[int], tokens: int, eos: int | None) -> list[Round]:
-    return list(decode.generate(opened.engine, method, prompt, tokens, eos))
+    return list(decode.generate(opened.engine, method, Request(tuple(prompt), tokens, eos)))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

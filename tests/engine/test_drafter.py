@@ -1,17 +1,22 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import ddtree_reference
-from ddtree_reference import assets, drafter, lossless
+from ddtree_reference import assets, drafter, linear, lossless
+from ddtree_reference.drafter import Context
 from ddtree_reference.startup import Opened
 
 TRAINING_PROMPTS = Path(ddtree_reference.__file__).parent.parent / "training" / "training_prompts.txt"
 HELDOUT = Path(__file__).parents[2] / "config" / "prompts" / "heldout.jsonl"
+
+
+def weight_of(layer: linear.Linear, width: int) -> torch.Tensor:
+    """The weight [out, in] that a layer of `width` inputs multiplies with."""
+    return linear.apply(layer, torch.eye(width).to(layer.dtype)).T
 
 
 def test_quantised_rows_are_within_half_a_step() -> None:
@@ -36,9 +41,9 @@ def test_saved_weights_load_as_they_were_quantised(tmp_path: Path, toy: Opened) 
     loaded = drafter.load(path, toy.engine.target)
     assert loaded.config == config
     assert loaded.vocabulary.tolist() == list(range(10, 20))
-    assert torch.equal(loaded.head, toy.engine.target.head[10:20])
+    assert torch.equal(weight_of(loaded.head, 64), toy.engine.target.head[10:20])
     quants, scale = drafter.quantise_rows(weights["layers.0.down"])
-    assert torch.equal(loaded.layers[0].down, (quants.float() * scale[:, None]).bfloat16())
+    assert torch.equal(weight_of(loaded.layers[0].down, 128), (quants.float() * scale[:, None]).bfloat16())
     assert torch.equal(loaded.norm, weights["norm"].bfloat16().float())
 
 
@@ -47,22 +52,28 @@ def test_a_drafter_of_another_target_is_refused(toy: Opened) -> None:
         drafter.load(assets.DRAFTER, toy.engine.target)
 
 
-def test_the_context_grows_with_committed_tokens_only(toy: Opened) -> None:
-    engine = toy.engine
-    context = drafter.new_context(engine.drafter, 64)
-    features = torch.randn(5, 128, generator=torch.Generator().manual_seed(3))
-    drafter.extend(engine.drafter, context, features[:2])
-    before = drafter.propose(engine.drafter, context, 65, 8)
-    assert before.shape == (7, engine.drafter.vocabulary.numel())
-    assert context.length == 2
-    assert torch.equal(drafter.propose(engine.drafter, context, 65, 8), before), "a proposal leaves no trace"
-    drafter.extend(engine.drafter, context, features[2:])
-    assert context.length == 5
-    whole = replace(drafter.new_context(engine.drafter, 64))
-    drafter.extend(engine.drafter, whole, features)
-    assert torch.allclose(
-        drafter.propose(engine.drafter, context, 65, 8), drafter.propose(engine.drafter, whole, 65, 8), atol=1e-2
-    )
+def test_what_is_drafted_depends_on_committed_tokens_alone(toy: Opened) -> None:
+    model, cache = toy.engine.drafter, drafter.new_cache(toy.engine.drafter, 256)
+    features = torch.randn(5, 128, generator=torch.Generator().manual_seed(3)).to(model.dtype)
+
+    def extend(base: int, start: int, end: int) -> None:
+        places = torch.arange(start, end)
+        drafter.extend(model, cache, features[start:end], places, places + base)
+
+    def propose(*contexts: Context) -> torch.Tensor:
+        hidden = drafter.propose(model, cache, contexts, [65] * len(contexts), 8)
+        return drafter.draft_logits(model, hidden)
+
+    extend(0, 0, 2)
+    before = propose(Context(0, 2))
+    assert before.shape == (7, model.vocabulary.numel())
+    assert torch.equal(propose(Context(0, 2)), before), "a proposal leaves no trace"
+    extend(0, 2, 5)
+    extend(128, 0, 5)
+    in_parts, whole = propose(Context(0, 5), Context(128, 5)).chunk(2)
+    assert torch.allclose(in_parts, whole, atol=1e-2)
+    assert torch.allclose(whole, propose(Context(128, 5)), atol=1e-2), "other sequences of a batch change nothing"
+    assert not torch.allclose(before, whole, atol=1e-2)
 
 
 def test_the_weights_are_small_and_of_the_shape_the_card_states(smollm2: Opened) -> None:

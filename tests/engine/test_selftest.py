@@ -1,27 +1,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from engine_server import chat_ids
 from torch import Tensor
 
-from ddtree_reference import decode, model, selftest, startup, tree
-from ddtree_reference.decode import Method
-from ddtree_reference.model import KVCache, Target
+from ddtree_reference import decode, linear, model, selftest, startup, tree
+from ddtree_reference.method import Method
+from ddtree_reference.model import Span, Target
+from ddtree_reference.sequence import Request
 from ddtree_reference.startup import Opened
 
 
-def run(opened: Opened, method: Method) -> selftest.Result:
-    return selftest.run(opened.engine.target, opened.engine.cache, [method])
+def run(opened: Opened, method: Method, sequences: int = 1) -> selftest.Result:
+    return selftest.run(opened.engine.target, [method], sequences)
 
 
-def row(target: Target, cache: KVCache, token: int, position: int) -> tuple[Tensor, Tensor]:
-    hidden, _ = model.forward(target, cache, torch.tensor([token]), torch.tensor([position]), position, None)
+def row(target: Target, cache: Tensor, token: int, position: int) -> tuple[Tensor, Tensor]:
+    hidden, _ = model.forward(
+        target, cache, torch.tensor([token]), torch.tensor([position]), [Span(0, position, 1, None)]
+    )
     return hidden[0], model.logits(target, hidden)[0][0]
 
 
@@ -35,14 +37,17 @@ def test_tree_rows_are_bit_identical_to_rows_computed_alone(smollm2: Opened, nod
     prompt += [rng.randrange(100, 8000) for _ in range(23 * seed)]
     start = len(prompt)
     causal = torch.ones(start, start, dtype=torch.bool).tril()
-    model.forward(target, cache, torch.tensor(prompt), torch.arange(start), 0, model.attention_mask(target, causal, 0))
+    span = Span(0, 0, start, model.attention_mask(target, causal, 0))
+    model.forward(target, cache, torch.tensor(prompt), torch.arange(start), [span])
     parents = [-1] + [rng.randrange(node) for node in range(1, nodes)]
     tokens = [rng.randrange(100, 8000) for _ in range(nodes)]
     depths = [0] * nodes
     for node in range(1, nodes):
         depths[node] = depths[parents[node]] + 1
     mask = model.attention_mask(target, torch.from_numpy(tree.visibility(parents)), start)
-    hidden, _ = model.forward(target, cache, torch.tensor(tokens), torch.tensor(depths) + start, start, mask)
+    hidden, _ = model.forward(
+        target, cache, torch.tensor(tokens), torch.tensor(depths) + start, [Span(0, start, nodes, mask)]
+    )
     logits, _ = model.logits(target, hidden)
     path, node = [], depths.index(max(depths))
     while node >= 0:
@@ -74,37 +79,44 @@ def test_the_result_counts_what_it_compared(toy: Opened) -> None:
 def test_the_widths_are_those_the_method_verifies_with(toy: Opened, method: Method, widths: tuple[int, ...]) -> None:
     assert run(toy, method).widths == widths
     prompt = chat_ids(toy, "hello")
-    seen = {step.width for step in decode.generate(toy.engine, method, prompt, 30) if step.verifies}
+    seen = {step.width for step in decode.generate(toy.engine, method, Request(tuple(prompt), 30)) if step.verifies}
     assert seen <= set(widths)
 
 
+def skew(monkeypatch: pytest.MonkeyPatch, factor: Callable[[int], float]) -> None:
+    """Have products of many rows differ from those of one by a factor of the row count."""
+    genuine = linear._product
+    monkeypatch.setattr(linear, "_product", lambda layer, n, x: genuine(layer, n, x) * factor(x.shape[0]))
+
+
 def test_numbers_that_depend_on_the_row_count_are_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = model.linear
-
-    def row_dependent(x: Tensor, weight: Tensor) -> Tensor:
-        return genuine(x, weight) * (1 + 1e-6 * (x.shape[0] > 1))
-
-    monkeypatch.setattr(model, "linear", row_dependent)
+    skew(monkeypatch, lambda rows: 1 + 0.01 * (rows > 1))
     result = run(toy, Method())
     assert not result.passed and result.differing > 0
 
 
 def test_numbers_that_depend_on_the_methods_own_width_are_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = model.linear
-    monkeypatch.setattr(model, "linear", lambda x, weight: genuine(x, weight) * (1 + 1e-6 * (x.shape[0] == 12)))
+    skew(monkeypatch, lambda rows: 1 + 0.01 * (rows == 12))
     assert run(toy, Method("DDTREE", budget=8)).passed
     assert run(toy, Method("DDTREE", budget=11)).differing == 5
     assert run(toy, Method("DFLASH", block_size=12)).differing == 5
 
 
+def test_numbers_that_depend_on_a_full_batch_are_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    skew(monkeypatch, lambda rows: 1 + 0.01 * (rows == 4 * 12))
+    assert run(toy, Method("DDTREE", budget=11), sequences=3).passed
+    full = run(toy, Method("DDTREE", budget=11), sequences=4)
+    assert full.batch_rows == (4 * 8, 4 * 12) and full.differing == 5
+    assert run(toy, Method("DDTREE", budget=11), sequences=1000).batch_rows == (512, 504)
+
+
 def test_attention_that_fails_behind_a_long_context_only_is_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = model._attend
+    genuine = model.attend
 
-    def long_dependent(*arguments: Any) -> Tensor:
-        end, mask = arguments[4:6]
-        return genuine(*arguments) * (1 + 1e-2 * (mask is not None and end > 512))
+    def long_dependent(q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+        return genuine(q, seen, mask) * (1 + 1e-2 * (mask is not None and seen.shape[0] > 512))
 
-    monkeypatch.setattr(model, "_attend", long_dependent)
+    monkeypatch.setattr(model, "attend", long_dependent)
     result = run(toy, Method("DDTREE", budget=8))
     assert result.differing == 2 * 5, "both widths of the method, and none of the short context"
 
@@ -126,8 +138,8 @@ def test_scores_that_differ_without_changing_a_choice_are_found(toy: Opened, mon
 def fail_in_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = selftest.run
 
-    def failing(target: Target, cache: KVCache, methods: Sequence[Method]) -> selftest.Result:
-        result = genuine(target, cache, methods)
+    def failing(target: Target, methods: Sequence[Method], sequences: int) -> selftest.Result:
+        result = genuine(target, methods, sequences)
         return replace(result, passed=False, differing=3) if target.numerics == "mixed" else result
 
     monkeypatch.setattr(selftest, "run", failing)
@@ -139,7 +151,7 @@ def test_failure_falls_back_to_fp32_and_says_so(
     fail_in_mixed(monkeypatch)
     opened = startup.open_engine("toy", "auto", [Method()])
     assert opened.engine.target.numerics == "fp32"
-    assert opened.engine.target.embedding.dtype == opened.engine.drafter.fc.dtype == torch.float32
+    assert opened.engine.target.embedding.dtype == opened.engine.drafter.dtype == torch.float32
     assert "falling back to fp32" in caplog.text
 
 

@@ -1,28 +1,23 @@
 from __future__ import annotations
 
-import json
-import threading
+import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import requests
+from api_client import CHAT as SHORT
+from api_client import CHAT_PATH, PROMPT, TEXT_PATH, USAGE, sse_events
 from engine_server import Launch, Server
 
-PROMPT = "Write a poem"
-CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "temperature": 0}
-USAGE = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+CHAT = SHORT | {"max_tokens": 40}
 SPEC = {"return_spec_tokens_details": True}
 
 
-def events(response: requests.Response) -> Iterator[dict[str, Any]]:
-    """The JSON of a stream's events; the last line must be [DONE]."""
+def events(response: requests.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in response.content.split(b"\n\n") if line]
-    assert lines[-1] == b"data: [DONE]"
-    return (json.loads(line.removeprefix(b"data: ")) for line in lines[:-1])
+    return sse_events(response.content)
 
 
 def text_of(event: dict[str, Any]) -> str:
@@ -31,7 +26,7 @@ def text_of(event: dict[str, Any]) -> str:
 
 
 def whole(server: Server, **more: object) -> dict[str, Any]:
-    response = server.post("/v1/chat/completions", CHAT | more)
+    response = server.post(CHAT_PATH, CHAT | more)
     assert response.status_code == 200, response.text
     return dict(response.json())
 
@@ -55,7 +50,7 @@ def test_a_whole_answer(toy_ddtree: Server) -> None:
 
 def test_a_stream_says_the_same_in_rounds(toy_ddtree: Server) -> None:
     expected = content(whole(toy_ddtree))
-    *spoken, last = events(toy_ddtree.post("/v1/chat/completions", CHAT | USAGE | SPEC))
+    *spoken, last = events(toy_ddtree.post(CHAT_PATH, CHAT | USAGE | SPEC))
     assert "".join(text_of(event) for event in spoken) == expected
     assert spoken[0]["choices"][0]["delta"]["role"] == "assistant"
     assert all("role" not in event["choices"][0]["delta"] for event in spoken[1:])
@@ -70,19 +65,19 @@ def test_a_stream_says_the_same_in_rounds(toy_ddtree: Server) -> None:
 
 
 def test_a_stream_without_options_has_no_usage(toy_ar: Server) -> None:
-    spoken = list(events(toy_ar.post("/v1/chat/completions", CHAT | {"stream": True})))
+    spoken = list(events(toy_ar.post(CHAT_PATH, CHAT | {"stream": True})))
     assert all("usage" not in event and event["choices"] for event in spoken)
     assert len(spoken) == 40
 
 
 def test_completions_take_text_and_token_ids(toy_ddtree: Server) -> None:
     options = {"max_tokens": 12, "temperature": 0}
-    by_text = toy_ddtree.post("/v1/completions", {"prompt": "hello", **options}).json()
-    by_ids = toy_ddtree.post("/v1/completions", {"prompt": list(b"hello"), **options}).json()
+    by_text = toy_ddtree.post(TEXT_PATH, {"prompt": "hello", **options}).json()
+    by_ids = toy_ddtree.post(TEXT_PATH, {"prompt": list(b"hello"), **options}).json()
     assert by_text["object"] == "text_completion"
     assert by_text["choices"][0]["text"] == by_ids["choices"][0]["text"]
     assert by_text["usage"]["prompt_tokens"] == 5
-    spoken = list(events(toy_ddtree.post("/v1/completions", {"prompt": "hello", "stream": True, **options})))
+    spoken = list(events(toy_ddtree.post(TEXT_PATH, {"prompt": "hello", "stream": True, **options})))
     assert "".join(text_of(event) for event in spoken) == by_text["choices"][0]["text"]
 
 
@@ -137,110 +132,13 @@ def test_stop_strings_cut_all_methods_at_the_same_place(toy_ar: Server, toy_dfla
         assert content(body) == expected
         assert body["choices"][0]["finish_reason"] == "stop"
         assert body["usage"]["completion_tokens"] == len(expected) + 2
-        *spoken, last = events(server.post("/v1/chat/completions", CHAT | USAGE | {"stop": stop}))
+        *spoken, last = events(server.post(CHAT_PATH, CHAT | USAGE | {"stop": stop}))
         assert "".join(text_of(event) for event in spoken) == expected
         assert last["usage"] == body["usage"]
 
 
 def test_max_completion_tokens_is_the_newer_name(toy_ar: Server) -> None:
     assert whole(toy_ar, max_tokens=None, max_completion_tokens=5)["usage"]["completion_tokens"] == 5
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "message"),
-    [
-        ({"temperature": 0.7}, 400, "temperature 0.7: this server decodes greedily"),
-        ({"temperature": -1}, 400, "temperature"),
-        ({"model": "gpt-5"}, 404, "model 'gpt-5' is not served here; the one that is: 'toy'"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_tokens": 2048}, 400, "exceed the maximum context of 2048"),
-        ({"messages": []}, 400, "messages"),
-        ({"messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "user"}]}, 400, "messages.0.content"),
-        ({"n": 2}, 400, "n: 2 is not supported here; leave it out or send 1"),
-        ({"n": True}, 400, "n: True"),
-        ({"best_of": 3}, 400, "best_of"),
-        ({"stop": ["a", ""]}, 400, "stop"),
-        ({"top_p": 0}, 400, "top_p"),
-        ({"min_p": 0.1}, 400, "min_p"),
-        ({"min_tokens": 8}, 400, "min_tokens"),
-        ({"presence_penalty": 1}, 400, "presence_penalty"),
-        ({"frequency_penalty": -0.5}, 400, "frequency_penalty"),
-        ({"repetition_penalty": 1.1}, 400, "repetition_penalty"),
-        ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
-        ({"logprobs": True}, 400, "logprobs: True is not supported here; leave it out or send false"),
-        ({"logprobs": 0}, 400, "logprobs: 0"),
-        ({"top_logprobs": 3}, 400, "top_logprobs"),
-        ({"stop_token_ids": [5]}, 400, "stop_token_ids"),
-        ({"bad_words": ["a"]}, 400, "bad_words"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
-        ({"guided_regex": "a+"}, 400, "guided_regex: 'a+' is not supported here; leave it out"),
-        ({"skip_special_tokens": False}, 400, "skip_special_tokens"),
-        ({"continue_final_message": True}, 400, "continue_final_message"),
-        ({"echo": True}, 400, "echo"),
-        ({"max_tokens": True}, 400, "max_tokens"),
-        ({"seed": 1.5}, 400, "seed"),
-        ({"stop": "\ud83d"}, 400, "stop is not valid Unicode: U+D83D alone at character 0"),
-        ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400, "prompt is not valid Unicode: U+D800"),
-        ({"messages": [{"role": "\ud800", "content": "a"}]}, 400, "messages.0.role"),
-        ({"model": "\ud800"}, 404, "is not served here"),
-        ({"regex": "\ud800"}, 400, "regex"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
-    ],
-)
-def test_requests_the_server_cannot_do(toy_ar: Server, change: dict[str, Any], status: int, message: str) -> None:
-    response = toy_ar.post("/v1/chat/completions", CHAT | change)
-    assert response.status_code == status
-    error = response.json()["error"]
-    assert message in error["message"]
-    assert error["code"] == status and error["type"] == "invalid_request_error"
-
-
-OFF: dict[str, Any] = {
-    "n": 1, "best_of": 1, "min_p": 0, "min_tokens": 0, "presence_penalty": 0, "frequency_penalty": 0.0,
-    "repetition_penalty": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "stop_token_ids": [],
-    "response_format": {"type": "text"}, "tools": [], "skip_special_tokens": True, "stop": [], "regex": None,
-}  # fmt: skip
-
-
-def test_fields_that_are_off_and_fields_without_a_say_pass(toy_ar: Server) -> None:
-    expected = content(whole(toy_ar))
-    assert content(whole(toy_ar, **OFF, user="me", metadata={"a": "b"}, top_p=0.5, top_k=3, seed=7)) == expected
-    nothing = dict.fromkeys(OFF)
-    assert content(whole(toy_ar, **nothing)) == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": [True]}, "prompt.list[int].0"),
-        ({"prompt": [104, 1.0]}, "prompt.list[int].1"),
-        ({"prompt": []}, "at least one token"),
-        ({"prompt": "a\udfff"}, "prompt is not valid Unicode: U+DFFF alone at character 1"),
-        ({"stop": ["x", "\ud800"]}, "stop is not valid Unicode"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"echo": True}, "echo"),
-        ({"suffix": "x"}, "suffix"),
-    ],
-)
-def test_completions_the_server_cannot_do(toy_ar: Server, change: dict[str, Any], message: str) -> None:
-    response = toy_ar.post("/v1/completions", {"prompt": "hello", "max_tokens": 4} | change)
-    assert response.status_code == 400
-    assert message in response.json()["error"]["message"]
-
-
-def test_malformed_requests_leave_the_server_up(toy_ar: Server) -> None:
-    url = toy_ar.url + "/v1/chat/completions"
-    for data in (b"{not json", b"", b"[]", b'"text"', b"\xff\xfe"):
-        response = requests.post(url, data=data, headers={"content-type": "application/json"}, timeout=10)
-        assert response.status_code == 400, data
-        assert response.json()["error"]["message"]
-    assert toy_ar.post("/v1/completions", {"prompt": ""}).status_code == 400
-    assert "5000000 characters" in toy_ar.post("/v1/completions", {"prompt": "a" * 5_000_000}).text
-    assert toy_ar.post("/v1/completions", {"prompt": [1, 99999]}).status_code == 400
-    assert toy_ar.get("/v1/nothing").status_code == 404
-    assert toy_ar.get("/v1/chat/completions").status_code == 405
-    assert len(content(whole(toy_ar))) == 40
 
 
 def test_text_parts_are_joined(toy_ar: Server) -> None:
@@ -269,7 +167,8 @@ def test_server_info_says_what_runs(toy_ar: Server, toy_dflash: Server, toy_ddtr
     info = toy_ddtree.get("/server_info").json()
     assert info["pid"] == toy_ddtree.process.pid
     assert info["start_id"] == "start-7" and info["served_model_name"] == "toy"
-    assert info["threads"] == 1 and info["max_running_requests"] == 1
+    assert info["threads"] == 1 and info["max_running_requests"] == 8
+    assert info == toy_ddtree.get("/get_server_info").json()
     assert info["numerics"] in ("mixed", "fp32") and info["bit_exact"] is info["self_test"]["passed"]
     assert info["self_test"]["rows"] > 0 and info["load_seconds"] > 0
 
@@ -282,16 +181,27 @@ def test_counters_add_up(toy_ddtree: Server) -> None:
     specs = [body["sglext"]["spec_tokens_details"] for body in bodies]
     assert grown == {
         "requests_total": 3,
+        "aborted_requests_total": 0,
         "prompt_tokens_total": sum(body["usage"]["prompt_tokens"] for body in bodies),
+        "cached_tokens_total": 0,
         "generation_tokens_total": 54,
+        "rounds_total": sum(spec["spec_verify_ct"] for spec in specs),
         "verify_calls_total": sum(spec["spec_verify_ct"] for spec in specs),
         "accepted_drafts_total": sum(spec["spec_num_correct_drafts"] for spec in specs),
+        "proposed_drafts_total": sum(spec["spec_num_proposed_drafts"] for spec in specs),
         "running_requests": 0,
         "queued_requests": 0,
+        "max_running_requests": 0,
+        "kv_tokens_used": 0,
+        "kv_tokens_total": 0,
     }
-    counters = info["counters"]
-    lifetime = 1 + counters["accepted_drafts_total"] / counters["verify_calls_total"]
-    assert info["internal_states"] == [{"avg_spec_accept_length": pytest.approx(lifetime)}]
+    total, (state,) = info["counters"], info["internal_states"]
+    assert state["avg_spec_accept_length"] == pytest.approx(
+        1 + total["accepted_drafts_total"] / total["verify_calls_total"]
+    )
+    assert state["last_gen_throughput"] > 0
+    assert state["effective_max_running_requests_per_dp"] == total["max_running_requests"] == 8
+    assert state["memory_usage"]["token_capacity"] == total["kv_tokens_total"] >= 8 * 2048
 
 
 def test_fp32_is_served_on_request(serve: Launch, toy_ar: Server) -> None:
@@ -315,23 +225,14 @@ def wait_until_idle(server: Server) -> dict[str, int]:
     pytest.fail(f"still busy: {now}")
 
 
-def test_two_requests_together_are_served_in_turn(toy_ar: Server) -> None:
-    long = CHAT | {"max_tokens": 600, "stream": True}
-    stamps: dict[str, list[float]] = {"first": [], "second": []}
-
-    def read(response: requests.Response, name: str) -> None:
-        for line in response.iter_lines(chunk_size=1):
-            if line.startswith(b"data: {"):
-                stamps[name].append(time.monotonic())
-
-    with toy_ar.post("/v1/chat/completions", long, stream=True) as first:
-        reading = threading.Thread(target=read, args=(first, "first"))
-        reading.start()
-        with toy_ar.post("/v1/chat/completions", long | {"max_tokens": 30}, stream=True) as second:
-            read(second, "second")
-        reading.join(30)
-    assert len(stamps["first"]) == 600 and len(stamps["second"]) == 30
-    assert stamps["second"][0] > stamps["first"][-2], "the second answer begins when the first one is done"
+def test_a_short_request_ends_while_a_long_one_runs(toy_ar: Server) -> None:
+    long = CHAT | {"max_tokens": 1500, "stream": True}
+    with toy_ar.post(CHAT_PATH, long, stream=True) as first:
+        lines = first.iter_lines(chunk_size=1)
+        next(lines)
+        assert len(content(whole(toy_ar))) == 40
+        assert counters(toy_ar)["running_requests"] == 1, "the long one is still at it"
+        assert sum(line.startswith(b"data: {") for line in lines) == 1499
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -339,26 +240,27 @@ def test_a_client_that_goes_away_cancels_its_request(toy_ar: Server, stream: boo
     before = wait_until_idle(toy_ar)
     request = CHAT | {"max_tokens": 1900, "stream": stream}
     if stream:
-        with toy_ar.post("/v1/chat/completions", request, stream=True) as response:
+        with toy_ar.post(CHAT_PATH, request, stream=True) as response:
             next(response.iter_lines(chunk_size=1))
     else:
         with pytest.raises(requests.ReadTimeout):
-            requests.post(toy_ar.url + "/v1/chat/completions", json=request, timeout=0.2)
+            requests.post(toy_ar.url + CHAT_PATH, json=request, timeout=0.2)
     after = wait_until_idle(toy_ar)
     assert after["requests_total"] == before["requests_total"] + 1
+    assert after["aborted_requests_total"] == before["aborted_requests_total"] + 1
     assert after["generation_tokens_total"] - before["generation_tokens_total"] < 1900
     assert len(content(whole(toy_ar))) == 40
 
 
-def test_a_request_that_waits_can_be_cancelled(toy_ar: Server) -> None:
-    before = wait_until_idle(toy_ar)
-    running = toy_ar.post("/v1/chat/completions", CHAT | {"max_tokens": 1500, "stream": True}, stream=True)
+def test_a_request_that_waits_can_be_cancelled(serve: Launch) -> None:
+    server = serve("--model", "toy", "--max-running-requests", "1")
+    running = server.post(CHAT_PATH, CHAT | {"max_tokens": 1900, "stream": True}, stream=True)
     with running, pytest.raises(requests.ReadTimeout):
-        requests.post(toy_ar.url + "/v1/chat/completions", json=CHAT, timeout=0.1)
-    after = wait_until_idle(toy_ar)
-    assert after["requests_total"] == before["requests_total"] + 2
-    one_prompt = whole(toy_ar)["usage"]["prompt_tokens"]
-    assert after["prompt_tokens_total"] == before["prompt_tokens_total"] + one_prompt, "the second was never begun"
+        requests.post(server.url + CHAT_PATH, json=CHAT, timeout=0.05)
+    after = wait_until_idle(server)
+    assert after["requests_total"] == after["aborted_requests_total"] == 2
+    one_prompt = whole(server)["usage"]["prompt_tokens"]
+    assert after["prompt_tokens_total"] == one_prompt, "the second was never begun"
 
 
 def test_a_fault_at_start_ends_the_server_with_status_3(serve: Launch) -> None:
@@ -375,7 +277,7 @@ def test_a_fault_in_an_answer_kills_the_server_after_the_first_tokens(serve: Lau
     assert len(content(whole(server))) == 40
     request = CHAT | {"messages": [{"role": "user", "content": "a haiku please"}], "stream": True, "max_tokens": 500}
     received = b""
-    response = server.post("/v1/chat/completions", request, stream=True)
+    response = server.post(CHAT_PATH, request, stream=True)
     with response, pytest.raises(requests.exceptions.ChunkedEncodingError):
         for piece in response.iter_content(None):
             received += piece
@@ -386,13 +288,13 @@ def test_a_fault_in_an_answer_kills_the_server_after_the_first_tokens(serve: Lau
 def test_an_engine_that_raises_fails_one_request_only(serve: Launch) -> None:
     server = serve("--model", "toy", "--speculative-algorithm", "DDTREE", fault="DDTREE:8@raise=haiku")
     haiku = CHAT | {"messages": [{"role": "user", "content": "a haiku please"}]}
-    response = server.post("/v1/chat/completions", haiku)
+    response = server.post(CHAT_PATH, haiku)
     assert response.status_code == 500
     error = response.json()["error"]
     assert error["type"] == "internal_error" and error["code"] == 500
     assert "raise on a prompt that contains 'haiku'" in error["message"]
     assert len(content(whole(server))) == 40
-    *spoken, last = events(server.post("/v1/chat/completions", haiku | {"stream": True}))
+    *spoken, last = events(server.post(CHAT_PATH, haiku | {"stream": True}))
     assert "".join(text_of(event) for event in spoken), "the first tokens arrived"
     assert last == {"error": error}
     assert len(content(whole(server))) == 40
@@ -401,13 +303,31 @@ def test_an_engine_that_raises_fails_one_request_only(serve: Launch) -> None:
     assert "Traceback" in server.log.read_text()
 
 
-def test_sigterm_ends_the_server_in_the_middle_of_an_answer(serve: Launch) -> None:
-    server = serve("--model", "toy")
+def test_sigterm_cuts_an_answer_that_outlasts_the_grace(serve: Launch) -> None:
+    server = serve("--model", "toy", "--shutdown-grace", "0.1")
     request = CHAT | {"max_tokens": 1900, "stream": True}
-    with server.post("/v1/chat/completions", request, stream=True) as response:
-        next(response.iter_lines(chunk_size=1))
+    with server.post(CHAT_PATH, request, stream=True) as response:
+        pieces = response.iter_content(None)
+        body = next(pieces)
         server.process.terminate()
-        assert server.process.wait(10) in (0, -15, 143)
+        last = sse_events(body + b"".join(pieces))[-1]
+    assert last["error"]["code"] == 503 and "shutting down" in last["error"]["message"]
+    assert server.process.wait(10) == 0
+    assert "shutting down" in server.log.read_text() and "Traceback" not in server.log.read_text()
+
+
+def test_sigterm_lets_answers_end_takes_no_more_and_a_second_one_ends_at_once(serve: Launch) -> None:
+    server = serve("--model", "toy", "--shutdown-grace", "60", "--max-running-requests", "1")
+    request = CHAT | {"max_tokens": 1900, "stream": True}
+    with server.post(CHAT_PATH, request, stream=True) as first, server.post(CHAT_PATH, request, stream=True):
+        server.process.terminate()
+        while server.get("/health").status_code == 200:
+            time.sleep(0.01)
+        refused = server.post(CHAT_PATH, CHAT)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert len(sse_events(first.content)) == 1900, "the first answer is whole"
+        server.process.terminate()
+        assert server.process.wait(2) == -signal.SIGTERM
 
 
 def test_a_taken_port_is_refused_before_loading(toy_ar: Server, serve: Launch) -> None:
@@ -423,7 +343,7 @@ def test_the_real_model_answers_alike_over_http(serve: Launch) -> None:
     answers = []
     for options in ((), ("--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "8")):
         server = serve(*options, "--served-model-name", "smol")
-        body = server.post("/v1/chat/completions", request | {"model": "smol"}).json()
+        body = server.post(CHAT_PATH, request | {"model": "smol"}).json()
         answers.append((content(body), body["usage"], body["choices"][0]["finish_reason"]))
     assert answers[0] == answers[1]
     assert "4" in answers[0][0] and answers[0][2] == "stop"

@@ -114,10 +114,25 @@ def test_walk_follows_the_target_and_stops_where_no_child_agrees() -> None:
     #          -> 2 -> 4
     parents = [-1, 0, 0, 1, 2, 3]
     tokens = [50, 10, 11, 12, 13, 14]
-    assert tree.walk(parents, tokens, [11, 0, 13, 0, 99, 0]) == [0, 2, 4]
-    assert tree.walk(parents, tokens, [10, 12, 0, 14, 0, 1]) == [0, 1, 3, 5]
-    assert tree.walk(parents, tokens, [10, 13, 0, 0, 0, 0]) == [0, 1]
-    assert tree.walk(parents, tokens, [99, 0, 0, 0, 0, 0]) == [0]
+
+    def walk(targets: list[int]) -> tuple[list[int], int]:
+        return tree.walk(parents, tokens, targets.__getitem__)
+
+    assert walk([11, 0, 13, 0, 99, 0]) == ([0, 2, 4], 99)
+    assert walk([10, 12, 0, 14, 0, 1]) == ([0, 1, 3, 5], 1)
+    assert walk([10, 13, 0, 0, 0, 0]) == ([0, 1], 13)
+    assert walk([99, 0, 0, 0, 0, 0]) == ([0], 99)
+
+
+def test_walk_asks_for_the_choice_of_accepted_nodes_alone() -> None:
+    asked = []
+
+    def choose(node: int) -> int:
+        asked.append(node)
+        return {0: 10, 1: 12}.get(node, 7)
+
+    assert tree.walk([-1, 0, 0, 1, 2], [50, 10, 11, 12, 13], choose) == ([0, 1, 3], 7)
+    assert asked == [0, 1, 3]
 
 
 def test_branching_nodes_count_the_root() -> None:

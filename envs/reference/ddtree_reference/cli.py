@@ -1,4 +1,4 @@
-"""The command line: serve, files, check-lossless."""
+"""The command line: serve, files, check-lossless, speed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,17 @@ def build_parser() -> argparse.ArgumentParser:
         "--speculative-ddtree-topk-cap", type=_positive, help="tokens DDTREE keeps for each depth (default: the budget)"
     )
     serve.add_argument(
-        "--max-running-requests", type=_positive, default=1, help="recorded; requests are served in turn"
+        "--max-running-requests", type=_positive, default=8, help="requests decoded at a time; the others wait"
+    )
+    serve.add_argument(
+        "--max-queued-requests", type=_positive, help="requests that may wait; more are refused (default: no limit)"
+    )
+    serve.add_argument(
+        "--enable-prefix-cache", action="store_true", help="reuse the beginnings of earlier prompts (default: never)"
+    )
+    serve.add_argument("--round-log", type=Path, help="append a line of JSON for each round to this file")
+    serve.add_argument(
+        "--shutdown-grace", type=float, default=1.0, help="seconds that running requests get to end on SIGTERM"
     )
     serve.add_argument("--start-id", default="", help="told back by /server_info (default: a random one)")
     serve.set_defaults(run=_serve)
@@ -60,8 +70,22 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="CONFIG",
         help="DFLASH, DFLASH:BLOCK, DDTREE:BUDGET or DDTREE:BUDGET:CAP (default: all of the bar)",
     )
+    check.add_argument(
+        "--batch", type=_positive, default=1, help="prompts answered at a time; AR alone is what they are compared with"
+    )
     check.add_argument("--output", type=Path, help="write the result as JSON")
     check.set_defaults(run=_check_lossless)
+
+    speed = commands.add_parser("speed", help="measure decoding beside the memory's bandwidth")
+    _add_model(speed)
+    speed.add_argument("--prompts", type=Path, required=True, help='JSON lines {"id", "prompt"}')
+    speed.add_argument("--limit", type=_positive, default=8, help="prompts of a configuration (at least C)")
+    speed.add_argument("--tokens", type=_positive, default=64, help="tokens of an answer")
+    speed.add_argument("--configs", nargs="+", default=["AR", "DFLASH", "DDTREE:4", "DDTREE:8", "DDTREE:16"])
+    speed.add_argument("--concurrency", nargs="+", type=_positive, default=[1, 8])
+    speed.add_argument("--repeats", type=_positive, default=5)
+    speed.add_argument("--output", type=Path, help="write all repeats as JSON")
+    speed.set_defaults(run=_speed)
     return parser
 
 
@@ -99,25 +123,41 @@ def _serve(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     import torch
 
-    from ddtree_reference import decode, server, startup, worker
+    from ddtree_reference import decode, fault, server, startup
+    from ddtree_reference.method import Method
+    from ddtree_reference.round_log import RoundLog
+    from ddtree_reference.service import Service
+    from ddtree_reference.worker import Worker
 
-    method = decode.Method(
+    method = Method(
         algorithm=options.speculative_algorithm or "AR",
         block_size=options.speculative_dflash_block_size,
         budget=options.speculative_ddtree_budget,
         topk_cap=options.speculative_ddtree_topk_cap or options.speculative_ddtree_budget,
     )
-    fault = worker.parse_fault(os.environ.get(worker.FAULT_VARIABLE), method)
-    if fault is not None and fault.kind == "start":
-        log.error("%s: refusing to start", worker.FAULT_VARIABLE)
+    injected = fault.parse(os.environ.get(fault.VARIABLE), method)
+    if injected is not None and injected.kind == "start":
+        log.error("%s: refusing to start", fault.VARIABLE)
         return 3
     server.check_port(options.host, options.port)
     torch.set_num_threads(options.threads)
-    opened = startup.open_engine(options.model, options.numerics, [method])
+    opened = startup.open_engine(
+        options.model, options.numerics, [method], options.max_running_requests, options.enable_prefix_cache
+    )
     decode.check_method(opened.engine, method)
-    service = server.Service(
+    round_log = RoundLog(options.round_log) if options.round_log else None
+    worker = Worker(
+        opened.engine,
+        opened.tokenizer,
+        method,
+        options.threads,
+        max_queued_requests=options.max_queued_requests,
+        fault=injected,
+        round_log=round_log,
+    )
+    service = Service(
         opened=opened,
-        worker=worker.Worker(opened.engine, opened.tokenizer, method, options.threads, fault),
+        worker=worker,
         served_model_name=options.served_model_name or SERVED_NAMES[options.model],
         max_running_requests=options.max_running_requests,
         threads=options.threads,
@@ -133,7 +173,7 @@ def _serve(options: argparse.Namespace) -> int:
         "passed" if opened.self_test.passed else f"with {opened.self_test.differing} differing",
         service.load_seconds,
     )
-    server.run(service, options.host, options.port)
+    server.run(service, options.host, options.port, options.shutdown_grace)
     return 0
 
 
@@ -142,6 +182,12 @@ def _files(options: argparse.Namespace) -> int:
 
     print(json.dumps({name: str(path) for name, path in assets.weight_files(options.model).items()}))
     return 0
+
+
+def _speed(options: argparse.Namespace) -> int:
+    from ddtree_reference import speed
+
+    return speed.main(options)
 
 
 def _check_lossless(options: argparse.Namespace) -> int:

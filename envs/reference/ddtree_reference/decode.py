@@ -1,80 +1,63 @@
-"""Greedy decoding: AR, DFLASH and DDTREE as rounds of one sequence.
+"""Decoding in rounds: AR, DFLASH and DDTREE over a batch of sequences, each with its own draft tree.
 
-A round drafts, verifies with one target forward and commits. Prefill is the same for all methods, so are the numbers
-in the KV cache, and so is the text: speculation changes how many tokens a round commits, never which.
+A round drafts, verifies all trees with one target forward and commits. Prefill is the same for all methods, so are the
+numbers in the KV cache, and so is the text: speculation changes how many tokens a round commits, never which. AR is
+the tree that is only its root.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ddtree_reference import drafter as dflash
-from ddtree_reference import model, tree
+from ddtree_reference import model, sampling, tree
 from ddtree_reference.drafter import Drafter
-from ddtree_reference.model import KVCache, Target
+from ddtree_reference.kv_pool import KVPool
+from ddtree_reference.method import Method
+from ddtree_reference.model import Span, Target
+from ddtree_reference.sequence import Request, Sequence
 from ddtree_reference.tree import Tree
 
-Algorithm = Literal["AR", "DFLASH", "DDTREE"]
-
 PREFILL_CHUNK = 256  # prompt tokens of one forward
-MAX_BUDGET = 1024
-
-
-@dataclass(frozen=True)
-class Method:
-    """How tokens are proposed. `budget` counts tree nodes without the root, `topk_cap` the tokens kept a depth."""
-
-    algorithm: Algorithm = "AR"
-    block_size: int = 8
-    budget: int = 8
-    topk_cap: int = 8
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for numbers no engine can run, naming the value and the bounds."""
-        if self.block_size < 2:
-            raise ValueError(f"block size {self.block_size}: at least 2, the anchor and one draft")
-        if not 1 <= self.budget <= MAX_BUDGET:
-            raise ValueError(f"budget {self.budget}: 1 to {MAX_BUDGET}")
-        if self.topk_cap < 1:
-            raise ValueError(f"top-k cap {self.topk_cap}: at least 1")
-
-    @property
-    def verify_width(self) -> int:
-        """Rows of a round's target forward: 1 for AR, the block for DFLASH, budget + 1 for DDTREE."""
-        return {"AR": 1, "DFLASH": self.block_size, "DDTREE": self.budget + 1}[self.algorithm]
-
-    @property
-    def rows(self) -> int:
-        """Rows a round's forward really has: verify_width, or fewer where the cap leaves no more paths."""
-        if self.algorithm != "DDTREE":
-            return self.verify_width
-        return 1 + min(self.budget, sum(self.effective_cap**depth for depth in range(1, self.block_size)))
-
-    @property
-    def effective_cap(self) -> int:
-        """The cap that can matter: a node of rank r has r better siblings in the tree, so ranks stay below budget."""
-        return min(self.topk_cap, self.budget)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The models and the buffers of one sequence; generating on it again overwrites the buffers."""
+    """The models and the memory of up to `pool.total` sequences."""
 
     target: Target
     drafter: Drafter
-    cache: KVCache
-    context: dflash.Context
+    cache: Tensor
+    draft_cache: Tensor
+    pool: KVPool
     max_width: int
 
 
 @dataclass(frozen=True)
+class Draft:
+    """What one sequence verifies in a round: a tree and each node's token, the root's (already committed) first."""
+
+    tree: Tree
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability under the target (temperature 1, nothing cut), and the best ones, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Round:
-    """Tokens committed by prefill (`width` 0) or by one target forward over `width` rows.
+    """Tokens that prefill (`width` 0) or one target forward over `width` rows committed for one sequence.
 
     `tokens` are cut at EOS and at max_tokens; `accepted` counts accepted drafts before the cut, so that a whole
     round commits accepted + 1 tokens. `tree` is the verified tree of DDTREE.
@@ -84,6 +67,7 @@ class Round:
     accepted: int
     width: int
     tree: Tree | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def verifies(self) -> bool:
@@ -91,10 +75,35 @@ class Round:
         return self.width > 1
 
 
-def new_engine(target: Target, drafter: Drafter, max_width: int) -> Engine:
-    """Allocate buffers for the longest context and verify widths up to `max_width`."""
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of the stages of one batched round."""
+
+    draft: float
+    head_topk: float
+    tree: float
+    verify: float
+    commit: float
+
+
+class _Stopwatch:
+    """Seconds since the last call."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def __call__(self) -> float:
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+
+def new_engine(
+    target: Target, drafter: Drafter, max_width: int, sequences: int = 1, reuse_prefixes: bool = False
+) -> Engine:
+    """Allocate memory for `sequences` of the longest context and verify widths up to `max_width`."""
     slots = target.config.max_context + max(max_width, drafter.config.max_block_size)
-    return Engine(target, drafter, model.new_cache(target, slots), dflash.new_context(drafter, slots), max_width)
+    cache, draft_cache = model.new_cache(target, slots * sequences), dflash.new_cache(drafter, slots * sequences)
+    return Engine(target, drafter, cache, draft_cache, KVPool(sequences, slots, reuse_prefixes), max_width)
 
 
 def check_method(engine: Engine, method: Method) -> None:
@@ -108,110 +117,236 @@ def check_method(engine: Engine, method: Method) -> None:
         )
 
 
-def generate(
-    engine: Engine, method: Method, prompt: Sequence[int], max_tokens: int, eos: int | None = None
-) -> Iterator[Round]:
-    """Yield the rounds of the greedy answer to `prompt`, prefill's first token first.
+def check_request(engine: Engine, request: Request) -> None:
+    """Raise ValueError if a request is empty or does not fit into the context."""
+    n_prompt, max_context = len(request.prompt), engine.target.config.max_context
+    if n_prompt < 1 or request.max_tokens < 1 or n_prompt + request.max_tokens > max_context:
+        raise ValueError(
+            f"{n_prompt} prompt tokens and {request.max_tokens} new ones: "
+            f"at least 1 each, at most {max_context} together"
+        )
 
-    Ends after `max_tokens` tokens or with the token `eos` (None: never). Raises ValueError if the prompt is empty or
-    does not fit into the context together with max_tokens.
+
+def generate(engine: Engine, method: Method, request: Request) -> Iterator[Round]:
+    """Yield the rounds of one answer, prefill's first token first, on an engine with a free region.
+
+    Raises ValueError for what `check_method` and `check_request` refuse, RuntimeError if no region is free.
     """
     check_method(engine, method)
-    max_context = engine.target.config.max_context
-    if not prompt or max_tokens < 1 or len(prompt) + max_tokens > max_context:
-        raise ValueError(
-            f"{len(prompt)} prompt tokens and {max_tokens} new ones: at least 1 each, at most {max_context} together"
-        )
-    token = prefill(engine, method, prompt)
-    yield Round((token,), 0, 0)
-    done = 1
-    while done < max_tokens and token != eos:
-        start = len(prompt) + done - 1  # position of the last committed token, which is not in the cache yet
-        step = decode_round(engine, method, token, start)
-        tokens = _cut(step.tokens, max_tokens - done, eos)
-        yield replace(step, tokens=tokens)
-        done += len(tokens)
-        token = tokens[-1]
+    check_request(engine, request)
+    taken = engine.pool.take(request.prompt)
+    if taken is None:
+        raise RuntimeError("no region of the KV cache is free")
+    sequence = Sequence(request, *taken)
+    try:
+        while not sequence.prefilled:
+            for _, first in prefill(engine, method, [sequence]):
+                yield first
+        while not sequence.finished:
+            [step], _ = decode_round(engine, method, [sequence])
+            yield step
+    finally:
+        engine.pool.give_back(sequence.region, sequence.tokens[: sequence.filled])
 
 
-def prefill(engine: Engine, method: Method, prompt: Sequence[int]) -> int:
-    """Fill the caches with the prompt, in chunks, and return the first token of the answer."""
-    engine.context.length = 0
-    tokens = torch.tensor(prompt)
-    hidden = torch.empty(0)
-    for start in range(0, len(prompt), PREFILL_CHUNK):
-        chunk = tokens[start : start + PREFILL_CHUNK]
-        rows = chunk.shape[0]
+@torch.inference_mode()
+def prefill(engine: Engine, method: Method, sequences: list[Sequence]) -> list[tuple[Sequence, Round]]:
+    """Compute up to PREFILL_CHUNK prompt tokens, the first sequences first; returns those whose prompt is done.
+
+    The first token of an answer comes with the last one of its prompt.
+    """
+    spans, members, room = [], [], PREFILL_CHUNK
+    for sequence in sequences:
+        rows = min(room, len(sequence.request.prompt) - sequence.filled)
+        if rows == 0:
+            break
         causal = torch.ones(rows, rows, dtype=torch.bool).tril()
-        mask = model.attention_mask(engine.target, causal, start)
-        positions = torch.arange(start, start + rows)
-        hidden = _forward(engine, method, chunk, positions, start, mask)
-    return model.choose(engine.target, hidden[-1:])[0]
-
-
-def decode_round(engine: Engine, method: Method, token: int, start: int) -> Round:
-    """Run one round behind `token` at position `start`; its tokens are not cut."""
-    if method.algorithm == "AR":
-        hidden = _forward(engine, method, torch.tensor([token]), torch.tensor([start]), start, None)
-        return Round(tuple(model.choose(engine.target, hidden)), 0, 1)
-    drafted, tokens = propose_tree(engine, method, token)
-    committed, accepted = verify(engine, drafted, tokens, start)
-    return Round(committed, accepted, len(tokens), drafted if method.algorithm == "DDTREE" else None)
-
-
-@torch.inference_mode()
-def propose_tree(engine: Engine, method: Method, token: int) -> tuple[Tree, list[int]]:
-    """Draft a block behind `token` and shape it: the tree and the token of each node, the root's first."""
-    logits = dflash.propose(engine.drafter, engine.context, token, method.block_size)  # [block - 1, draft vocab]
-    vocabulary = engine.drafter.vocabulary
-    if method.algorithm == "DFLASH":
-        return tree.chain(method.block_size - 1), [token, *vocabulary[logits.argmax(-1)].tolist()]
-    best, ranked = logits.topk(min(method.effective_cap, logits.shape[-1]), -1)  # [block - 1, cap]
-    log_probs = best - logits.logsumexp(-1, keepdim=True)
-    drafted = tree.best_first(log_probs.tolist(), method.budget)
-    choices = vocabulary[ranked].tolist()
-    nodes = zip(drafted.depths[1:], drafted.ranks[1:], strict=True)
-    return drafted, [token, *(choices[depth - 1][rank] for depth, rank in nodes)]
-
-
-@torch.inference_mode()
-def verify(engine: Engine, drafted: Tree, tokens: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
-    """Run the target over the tree, keep the path it agrees with: the committed tokens and the accepted drafts."""
-    visible = torch.from_numpy(tree.visibility(drafted.parents))  # [nodes, nodes]
-    positions = torch.tensor(drafted.depths) + start
-    mask = model.attention_mask(engine.target, visible, start)
-    hidden, features = model.forward(
-        engine.target, engine.cache, torch.tensor(tokens), positions, start, mask, engine.drafter.config.feature_layers
-    )
-    targets = model.choose(engine.target, hidden)
-    path = tree.walk(drafted.parents, tokens, targets)
-    _keep(engine.cache, start, path)
-    assert features is not None
-    dflash.extend(engine.drafter, engine.context, features[path])
-    return (*(tokens[node] for node in path[1:]), targets[path[-1]]), len(path) - 1
-
-
-def _forward(
-    engine: Engine, method: Method, tokens: Tensor, positions: Tensor, start: int, mask: Tensor | None
-) -> Tensor:
-    """A target forward whose rows are all committed: hidden states [T, dim]; the drafter sees them if there is one."""
+        mask = model.attention_mask(engine.target, causal, sequence.filled) if rows > 1 else None
+        spans.append(Span(sequence.region.base, sequence.filled, rows, mask))
+        members.append(sequence)
+        room -= rows
+    tokens = [t for s, span in zip(members, spans, strict=True) for t in s.tokens[s.filled : s.filled + span.rows]]
+    positions = torch.cat([torch.arange(span.start, span.start + span.rows) for span in spans])
     layers = () if method.algorithm == "AR" else engine.drafter.config.feature_layers
-    hidden, features = model.forward(engine.target, engine.cache, tokens, positions, start, mask, layers)
+    hidden, features = model.forward(
+        engine.target, engine.cache, torch.tensor(tokens), positions, spans, feature_layers=layers
+    )
     if features is not None:
-        dflash.extend(engine.drafter, engine.context, features)
-    return hidden
+        dflash.extend(engine.drafter, engine.draft_cache, features, positions, model.slots_of(spans))
+    done, last_rows, row = [], [], 0
+    for sequence, span in zip(members, spans, strict=True):
+        sequence.filled += span.rows
+        row += span.rows
+        if sequence.filled == len(sequence.request.prompt):
+            done.append(sequence)
+            last_rows.append(row - 1)
+    if not done:
+        return []
+    root = Draft(tree.chain(0), (0,))
+    paths = _walk(engine, hidden[last_rows], done, [root] * len(done))
+    return [
+        (sequence, Round(sequence.append((path.token,)), 0, 0, None, path.logprobs))
+        for sequence, path in zip(done, paths, strict=True)
+    ]
 
 
-def _keep(cache: KVCache, start: int, path: Sequence[int]) -> None:
-    """Move the accepted nodes' keys and values to the front of the new slots."""
-    if path[-1] == len(path) - 1:  # nodes ascend along a path: the accepted ones are the first already
-        return
-    slots = torch.tensor(path) + start
-    cache.k[:, :, start : start + len(path)] = cache.k[:, :, slots]
-    cache.v[:, :, start : start + len(path)] = cache.v[:, :, slots]
+@torch.inference_mode()
+def decode_round(engine: Engine, method: Method, sequences: list[Sequence]) -> tuple[list[Round], StageTimes]:
+    """Run one round of every sequence: their committed tokens, and what the stages took together."""
+    lap = _Stopwatch()
+    draft_s = head_s = tree_s = 0.0
+    if method.algorithm == "AR":
+        drafts = [Draft(tree.chain(0), (sequence.tokens[-1],)) for sequence in sequences]
+    else:
+        contexts = [dflash.Context(sequence.region.base, sequence.filled) for sequence in sequences]
+        anchors = [sequence.tokens[-1] for sequence in sequences]
+        blocks = dflash.propose(engine.drafter, engine.draft_cache, contexts, anchors, method.block_size)
+        draft_s = lap()
+        best = _best_tokens(engine.drafter, method, blocks)
+        head_s = lap()
+        drafts = _shape(method, anchors, *best)
+        tree_s = lap()
+    hidden, features, spans = _verify(engine, method, sequences, drafts)
+    paths = _walk(engine, hidden, sequences, drafts)
+    verify_s = lap()
+    _keep(engine, spans, paths, features)
+    rounds = [
+        _commit(method, sequence, draft, path) for sequence, draft, path in zip(sequences, drafts, paths, strict=True)
+    ]
+    return rounds, StageTimes(draft_s, head_s, tree_s, verify_s, lap())
 
 
-def _cut(tokens: tuple[int, ...], room: int, eos: int | None) -> tuple[int, ...]:
-    """The tokens up to and with the first EOS, at most `room`."""
-    tokens = tokens[:room]
-    return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
+def _best_tokens(drafter: Drafter, method: Method, blocks: Tensor) -> tuple[list[list[float]], list[list[int]]]:
+    """Log-probabilities and token ids of the best drafts of each row, [rows, topk_cap]; DFLASH needs the best alone."""
+    logits = dflash.draft_logits(drafter, blocks)  # [sequences * (block - 1), draft vocab]
+    if method.algorithm == "DFLASH":
+        return [], drafter.vocabulary[logits.max(-1, keepdim=True).indices].tolist()
+    best, ranked = logits.topk(min(method.effective_cap, logits.shape[-1]), -1)
+    log_probs = best - logits.logsumexp(-1, keepdim=True)
+    return log_probs.tolist(), drafter.vocabulary[ranked].tolist()
+
+
+def _shape(method: Method, anchors: list[int], log_probs: list[list[float]], choices: list[list[int]]) -> list[Draft]:
+    """The draft of each anchor: a chain, or the best tree of its rows."""
+    drafts, depths = [], method.block_size - 1
+    for n, anchor in enumerate(anchors):
+        rows = slice(n * depths, (n + 1) * depths)
+        if method.algorithm == "DFLASH":
+            drafts.append(Draft(tree.chain(depths), (anchor, *(best for [best] in choices[rows]))))
+            continue
+        shape = tree.best_first(log_probs[rows], method.budget)
+        nodes = zip(shape.depths[1:], shape.ranks[1:], strict=True)
+        drafts.append(Draft(shape, (anchor, *(choices[rows][depth - 1][rank] for depth, rank in nodes))))
+    return drafts
+
+
+def _verify(
+    engine: Engine, method: Method, sequences: list[Sequence], drafts: list[Draft]
+) -> tuple[Tensor, Tensor | None, list[Span]]:
+    """One target forward over all trees: hidden states and features, [rows of all, ...], and where they were put."""
+    spans: list[Span] = []
+    tokens: list[int] = []
+    positions: list[int] = []
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        rows, mask = len(draft.tokens), None
+        if rows > 1:
+            visible = torch.from_numpy(tree.visibility(draft.tree.parents))  # [nodes, nodes]
+            mask = model.attention_mask(engine.target, visible, sequence.filled)
+        spans.append(Span(sequence.region.base, sequence.filled, rows, mask))
+        tokens += draft.tokens
+        positions += [sequence.filled + depth for depth in draft.tree.depths]
+    layers = () if method.algorithm == "AR" else engine.drafter.config.feature_layers
+    hidden, features = model.forward(
+        engine.target, engine.cache, torch.tensor(tokens), torch.tensor(positions), spans, layers
+    )
+    return hidden, features, spans
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The accepted nodes of a tree, root first, the token behind the last one, and the log-probabilities asked for."""
+
+    nodes: list[int]
+    token: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+def _walk(engine: Engine, hidden: Tensor, sequences: list[Sequence], drafts: list[Draft]) -> list[_Path]:
+    """Follow the target's choices down every tree; `hidden` [rows of all trees, dim]."""
+    scores, normed = model.logits(engine.target, hidden)
+    firsts = [0]
+    for draft in drafts:
+        firsts.append(firsts[-1] + len(draft.tokens))
+    greedy = [
+        row
+        for n, sequence in enumerate(sequences)
+        if sequence.request.sampling.greedy
+        for row in range(firsts[n], firsts[n + 1])
+    ]
+    if len(greedy) < len(scores):
+        picked = model.pick(engine.target, scores[greedy], normed[greedy])
+    else:
+        picked = model.pick(engine.target, scores, normed)
+    best = dict(zip(greedy, picked, strict=True))
+    return [
+        _walk_one(sequence, draft, scores, first, best)
+        for sequence, draft, first in zip(sequences, drafts, firsts, strict=False)
+    ]
+
+
+def _walk_one(sequence: Sequence, draft: Draft, scores: Tensor, first: int, best: dict[int, int]) -> _Path:
+    """Walk one tree whose rows begin at `first`; `best` holds the greedy token of each row that is decoded greedily."""
+    request = sequence.request
+
+    def drawn(node: int) -> int:
+        uniform = float(sequence.uniforms[min(sequence.answered + draft.tree.depths[node], request.max_tokens - 1)])
+        return sampling.draw(scores[first + node], request.sampling, uniform)
+
+    choose: Callable[[int], int] = (lambda node: best[first + node]) if request.sampling.greedy else drawn
+    nodes, token = tree.walk(draft.tree.parents, draft.tokens, choose)
+    if request.top_logprobs is None:
+        return _Path(nodes, token, ())
+    tokens = [*(draft.tokens[node] for node in nodes[1:]), token]
+    rows = [_logprob(scores[first + node], t, request.top_logprobs) for node, t in zip(nodes, tokens, strict=True)]
+    return _Path(nodes, token, tuple(rows))
+
+
+def _logprob(scores: Tensor, token: int, top: int) -> TokenLogprob:
+    """What a client hears about one token, from logits [vocab]."""
+    log_probs = torch.log_softmax(scores.float(), -1)
+    best = log_probs.topk(top)
+    return TokenLogprob(
+        token, float(log_probs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )
+
+
+def _keep(engine: Engine, spans: list[Span], paths: list[_Path], features: Tensor | None) -> None:
+    """Move accepted nodes' keys and values to the front of the new slots, and let the drafter see their features."""
+    kept, slots, positions, moved_from, moved_to, first = [], [], [], [], [], 0
+    for span, path in zip(spans, paths, strict=True):
+        for place, node in enumerate(path.nodes):
+            slot = span.base + span.start + place
+            kept.append(first + node)
+            slots.append(slot)
+            positions.append(span.start + place)
+            if node != place:
+                moved_from.append(slot - place + node)
+                moved_to.append(slot)
+        first += span.rows
+    if moved_to:
+        engine.cache[:, moved_to] = engine.cache[:, moved_from]
+    if features is not None:
+        dflash.extend(engine.drafter, engine.draft_cache, features[kept], torch.tensor(positions), torch.tensor(slots))
+
+
+def _commit(method: Method, sequence: Sequence, draft: Draft, path: _Path) -> Round:
+    """Append what was found to the sequence."""
+    tokens = sequence.append((*(draft.tokens[node] for node in path.nodes[1:]), path.token))
+    sequence.filled += len(path.nodes)
+    return Round(
+        tokens,
+        accepted=len(path.nodes) - 1,
+        width=len(draft.tokens),
+        tree=draft.tree if method.algorithm == "DDTREE" else None,
+        logprobs=path.logprobs[: len(tokens)],
+    )

@@ -10,6 +10,7 @@ Each row gives the distribution of the token after it, independent of the other 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ddtree_reference.model import Target, linear, rms_norm, rotate, weight_dtype
+from ddtree_reference import linear
+from ddtree_reference.linear import Linear
+from ddtree_reference.model import Target, attend, rms_norm, rope_table, rotate, weight_dtype
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,13 @@ class Config:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer, [out, in]: `kv` is k and v stacked, `gate_up` gate and up."""
+    """Weights of one layer: `qkv` is q, k and v stacked for the block, `kv` its part for the context."""
 
-    q: Tensor
-    kv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
+    qkv: Linear
+    kv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
     attention_norm: Tensor
     ffn_norm: Tensor
 
@@ -56,102 +59,127 @@ class Drafter:
     """`vocabulary` holds the target's ids of the tokens that can be drafted, [draft vocab]."""
 
     config: Config
-    fc: Tensor  # [dim, features * dim]
+    dtype: torch.dtype
+    fc: Linear  # features * dim -> dim
     context_norm: Tensor
     mask_embedding: Tensor  # fp32 [dim]
     layers: tuple[Layer, ...]
     norm: Tensor
     vocabulary: Tensor
     embedding: Tensor  # the target's
-    head: Tensor  # [draft vocab, dim]
-    cos: Tensor
-    sin: Tensor
+    head: Linear  # dim -> draft vocab
+    rope: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Context:
-    """Keys and values of the committed tokens' features, fp32 [layers, kv_heads, slots, head_dim].
+    """The committed tokens of one sequence whose features lie in slots `base` .. `base + length - 1`."""
 
-    The first `length` slots are filled; the block's own keys and values go behind them and are overwritten.
-    """
-
-    k: Tensor
-    v: Tensor
-    length: int = 0
+    base: int
+    length: int
 
 
-def new_context(drafter: Drafter, slots: int) -> Context:
-    """An empty context for `slots` committed tokens and block rows."""
+def new_cache(drafter: Drafter, slots: int) -> Tensor:
+    """Room for the keys and values of features and blocks, fp32 [layers, slots, 2 * kv heads, head_dim]."""
     config = drafter.config
-    shape = (config.n_layers, config.n_kv_heads, slots, config.head_dim)
-    return Context(torch.zeros(shape), torch.zeros(shape))
+    return torch.empty(config.n_layers, slots, 2 * config.n_kv_heads, config.head_dim)
 
 
 def assemble(config: Config, weights: dict[str, Tensor], vocabulary: Tensor, target: Target) -> Drafter:
-    """Put a drafter of named fp32 weights together with the embedding and the head of its target."""
+    """Put a drafter of named fp32 weights together with the embedding and the head of its target.
+
+    The weights rotate the halves of a head (coordinate i with i + head_dim / 2); they are reordered to neighbours.
+    """
     dtype = weight_dtype(target.numerics)
-    layers = tuple(
-        Layer(
-            **{name: weights[f"layers.{i}.{name}"].to(dtype) for name in ("q", "kv", "out", "gate_up", "down")},
+
+    def neighbours(weight: Tensor) -> Tensor:
+        return weight.view(-1, 2, config.head_dim // 2, config.dim).transpose(1, 2).reshape(-1, config.dim)
+
+    def layer(i: int) -> Layer:
+        named = {name: weights[f"layers.{i}.{name}"].to(dtype) for name in ("q", "kv", "out", "gate_up", "down")}
+        k, v = named["kv"].chunk(2)
+        kv = torch.cat([neighbours(k), v])
+        return Layer(
+            qkv=linear.pack(torch.cat([neighbours(named["q"]), kv])),
+            kv=linear.pack(kv),
+            out=linear.pack(named["out"]),
+            gate_up=linear.pack(named["gate_up"]),
+            down=linear.pack(named["down"], config.hidden_dim),
             attention_norm=weights[f"layers.{i}.attention_norm"],
             ffn_norm=weights[f"layers.{i}.ffn_norm"],
         )
-        for i in range(config.n_layers)
-    )
+
+    fc = weights["fc"].to(dtype)
     return Drafter(
         config,
-        fc=weights["fc"].to(dtype),
+        dtype,
+        fc=linear.pack(fc, fc.shape[1]),
         context_norm=weights["context_norm"],
         mask_embedding=weights["mask_embedding"],
-        layers=layers,
+        layers=tuple(layer(i) for i in range(config.n_layers)),
         norm=weights["norm"],
         vocabulary=vocabulary,
         embedding=target.embedding,
-        head=target.head[vocabulary].contiguous(),
-        cos=target.cos,
-        sin=target.sin,
+        head=linear.pack(target.head[vocabulary]),
+        rope=rope_table(
+            config.head_dim,
+            target.rope.shape[0],
+            config.rope_base,
+            config.n_heads + config.n_kv_heads,
+            config.n_kv_heads,
+            torch.float32,
+        ),
     )
 
 
-def _project_kv(drafter: Drafter, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotated keys, and values, of x [T, dim]: fp32 [kv_heads, T, head_dim] each."""
+@torch.inference_mode()
+def extend(drafter: Drafter, cache: Tensor, features: Tensor, positions: Tensor, slots: Tensor) -> None:
+    """Put the target's features of newly committed tokens, [T, features * dim] in the weights' type, into `slots`."""
     config = drafter.config
-    k, v = linear(x, layer.kv).view(-1, 2, config.n_kv_heads, config.head_dim).permute(1, 2, 0, 3)
-    return rotate(k, cos, sin), v
+    x = rms_norm(linear.apply(drafter.fc, features).float(), drafter.context_norm, config.norm_eps, drafter.dtype)
+    rope = drafter.rope[positions][:, config.n_heads :]
+    for layer, kept in zip(drafter.layers, cache, strict=True):
+        kv = linear.apply(layer.kv, x).float().view(len(x), -1, config.head_dim)
+        kept.index_copy_(0, slots, rotate(kv, rope))
 
 
 @torch.inference_mode()
-def extend(drafter: Drafter, context: Context, features: Tensor) -> None:
-    """Append the target's features of newly committed tokens, fp32 [T, features * dim], to the context."""
-    start, end = context.length, context.length + features.shape[0]
-    x = rms_norm(linear(features, drafter.fc), drafter.context_norm, drafter.config.norm_eps)  # [T, dim]
-    cos, sin = drafter.cos[start:end], drafter.sin[start:end]
-    for i, layer in enumerate(drafter.layers):
-        context.k[i, :, start:end], context.v[i, :, start:end] = _project_kv(drafter, layer, x, cos, sin)
-    context.length = end
+def propose(
+    drafter: Drafter, cache: Tensor, contexts: Sequence[Context], anchors: Sequence[int], block_size: int
+) -> Tensor:
+    """Draft one block behind each context: hidden states [sequences * (block_size - 1), dim] in the weights' type.
 
-
-@torch.inference_mode()
-def propose(drafter: Drafter, context: Context, anchor: int, block_size: int) -> Tensor:
-    """Logits fp32 [block_size - 1, draft vocab] of the tokens that follow `anchor`, the last committed token.
-
-    The anchor itself has no features yet: it stands right behind the context.
+    An anchor is the last committed token; it has no features yet and stands right behind the context. The state of row
+    j predicts the token j + 1 places behind the anchor.
     """
-    config = drafter.config
-    start, end = context.length, context.length + block_size
-    cos, sin = drafter.cos[start:end], drafter.sin[start:end]
-    x = drafter.mask_embedding.repeat(block_size, 1)  # [block, dim]
-    x[0] = drafter.embedding[anchor].float()
-    for i, layer in enumerate(drafter.layers):
-        h = rms_norm(x, layer.attention_norm, config.norm_eps)
-        q = rotate(linear(h, layer.q).view(block_size, config.n_heads, config.head_dim).transpose(0, 1), cos, sin)
-        context.k[i, :, start:end], context.v[i, :, start:end] = _project_kv(drafter, layer, h, cos, sin)
-        rows = q.reshape(1, config.n_kv_heads, -1, config.head_dim)  # [1, kv, group * block, head_dim]
-        out = F.scaled_dot_product_attention(rows, context.k[None, i, :, :end], context.v[None, i, :, :end])
-        x = x + linear(out.view(q.shape).transpose(0, 1).reshape(block_size, -1), layer.out)
-        gate, up = linear(rms_norm(x, layer.ffn_norm, config.norm_eps), layer.gate_up).chunk(2, -1)
-        x = x + linear(F.silu(gate) * up, layer.down)
-    return linear(rms_norm(x[1:], drafter.norm, config.norm_eps), drafter.head)
+    config, n_blocks = drafter.config, len(contexts)
+    offsets = torch.arange(block_size)
+    first = torch.tensor([[context.length, context.base + context.length] for context in contexts])
+    rope = drafter.rope[(first[:, :1] + offsets).flatten()]
+    slots = (first[:, 1:] + offsets).flatten()
+    x = drafter.mask_embedding.repeat(n_blocks, block_size, 1)  # [sequences, block, dim]
+    x[:, 0] = drafter.embedding[list(anchors)].float()
+    x = x.flatten(0, 1)
+    for layer, kept in zip(drafter.layers, cache, strict=True):
+        h = rms_norm(x, layer.attention_norm, config.norm_eps, drafter.dtype)
+        qkv = rotate(linear.apply(layer.qkv, h).float().view(len(x), -1, config.head_dim), rope)
+        kept.index_copy_(0, slots, qkv[:, config.n_heads :])
+        queries = torch.split(qkv[:, : config.n_heads], block_size)
+        out = [
+            attend(q, kept[context.base : context.base + context.length + block_size], None).flatten(1)
+            for q, context in zip(queries, contexts, strict=True)
+        ]
+        linear.add_to(x, layer.out, torch.cat(out).to(drafter.dtype))
+        gate, up = linear.apply(layer.gate_up, rms_norm(x, layer.ffn_norm, config.norm_eps, drafter.dtype)).chunk(2, -1)
+        linear.add_to(x, layer.down, F.silu(gate) * up)
+    x = x.view(n_blocks, block_size, -1)[:, 1:].flatten(0, 1)
+    return rms_norm(x, drafter.norm, config.norm_eps, drafter.dtype)
+
+
+@torch.inference_mode()
+def draft_logits(drafter: Drafter, hidden: Tensor) -> Tensor:
+    """Logits [T, draft vocab], fp32, of what `propose` returns."""
+    return linear.apply(drafter.head, hidden).float()
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The check that speculation changes nothing: greedy DFLASH and DDTREE against AR, token by token."""
+"""The check that speculation and batching change nothing: greedy answers against those of AR alone, token by token."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
-from ddtree_reference import __version__, decode, startup, tokenizer
-from ddtree_reference.decode import Engine, Method
+from ddtree_reference import __version__, startup, tokenizer
+from ddtree_reference.decode import Engine
+from ddtree_reference.method import Method
+from ddtree_reference.scheduler import Scheduler
+from ddtree_reference.sequence import Request
 
 BUDGETS = (1, 4, 8, 15, 16, 32, 64)
 CAPS = (1, 8, None)  # None: the budget
@@ -53,7 +56,9 @@ def parse_method(text: str) -> Method:
 
 
 def name_of(method: Method) -> str:
-    """A configuration as `parse_method` reads it."""
+    """A configuration as `parse_method` reads it, or AR."""
+    if method.algorithm == "AR":
+        return "AR"
     if method.algorithm == "DFLASH":
         return f"DFLASH:{method.block_size}"
     return f"DDTREE:{method.budget}:{method.effective_cap}"
@@ -81,32 +86,42 @@ def differing(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def compare(
-    engine: Engine, prompts: dict[str, list[int]], methods: Sequence[Method], tokens: int, eos: int
+    engine: Engine, prompts: dict[str, list[int]], methods: Sequence[Method], tokens: int, eos: int, batch: int = 1
 ) -> tuple[Tally, dict[str, Tally]]:
-    """Answer every prompt (id -> token ids) with AR and every method: AR's tally, and each configuration's."""
-    baseline = Tally(0, [], 0, 0, 0.0)
-    tallies = {name_of(method): Tally(0, [], 0, 0, 0.0) for method in methods}
-    for number, (prompt_id, prompt) in enumerate(prompts.items(), 1):
-        expected = _run(engine, Method("AR"), prompt, tokens, eos, baseline)
-        for method in methods:
-            tally = tallies[name_of(method)]
-            wrong = differing(expected, _run(engine, method, prompt, tokens, eos, tally))
-            if wrong:
-                tally.differing_tokens += wrong
-                tally.differing_prompts.append(prompt_id)
-        bad = sum(tally.differing_tokens for tally in tallies.values())
-        print(f"[{number}/{len(prompts)}] {prompt_id}: {len(expected)} tokens, {bad} differing so far", file=sys.stderr)
+    """Answer every prompt (id -> token ids) with AR alone and with every method: AR's tally, and each configuration's.
+
+    With `batch` above 1 the methods, AR among them, answer that many prompts at a time: whenever one answer ends the
+    next prompt joins the batch.
+    """
+    requests = {prompt_id: Request(tuple(prompt), tokens, eos) for prompt_id, prompt in prompts.items()}
+    expected, baseline = _answer_all(engine, Method("AR"), requests, 1)
+    tallies = {}
+    for method in ([Method("AR")] if batch > 1 else []) + list(methods):
+        answers, tally = _answer_all(engine, method, requests, batch)
+        wrong = {prompt_id: differing(expected[prompt_id], answers[prompt_id]) for prompt_id in prompts}
+        tally.differing_tokens = sum(wrong.values())
+        tally.differing_prompts = [prompt_id for prompt_id, count in wrong.items() if count]
+        tallies[name_of(method)] = tally
+        print(f"{name_of(method)}: {tally.tokens} tokens, {tally.differing_tokens} differing", file=sys.stderr)
     return baseline, tallies
 
 
-def _run(engine: Engine, method: Method, prompt: list[int], tokens: int, eos: int, tally: Tally) -> list[int]:
+def _answer_all(
+    engine: Engine, method: Method, requests: dict[str, Request], batch: int
+) -> tuple[dict[str, list[int]], Tally]:
+    """The answers by id, at most `batch` at a time, and what they took."""
     began = time.perf_counter()
-    rounds = list(decode.generate(engine, method, prompt, tokens, eos))
-    answer = [token for step in rounds for token in step.tokens]
-    tally.seconds += time.perf_counter() - began
-    tally.tokens += len(answer)
-    tally.rounds += len(rounds) - 1
-    return answer
+    scheduler: Scheduler[str] = Scheduler(engine, method)
+    answers: dict[str, list[int]] = {prompt_id: [] for prompt_id in requests}
+    waiting, rounds = list(requests.items()), 0
+    while waiting or scheduler.running:
+        while waiting and scheduler.running + scheduler.waiting < batch:
+            scheduler.add(*waiting.pop(0))
+        for advance in scheduler.step().advances:
+            answers[advance.key] += advance.round.tokens
+            rounds += advance.round.width > 0
+    tokens = sum(len(answer) for answer in answers.values())
+    return answers, Tally(0, [], tokens, rounds, time.perf_counter() - began)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -114,18 +129,19 @@ def main(options: argparse.Namespace) -> int:
     entries = read_prompts(options.prompts)[: options.limit]
     methods = [parse_method(text) for text in options.configs] if options.configs else default_methods()
     torch.set_num_threads(options.threads)
-    opened = startup.open_engine(options.model, options.numerics, methods)
-    for method in methods:
-        decode.check_method(opened.engine, method)
+    opened = startup.open_engine(options.model, options.numerics, methods, options.batch)
     prompts = {}
     for entry in entries:
         text = tokenizer.render_chat(opened.tokenizer, [{"role": "user", "content": entry["prompt"]}])
         prompts[entry["id"]] = tokenizer.encode(opened.tokenizer, text)
-    baseline, tallies = compare(opened.engine, prompts, methods, options.tokens, opened.tokenizer.eos)
+    baseline, tallies = compare(opened.engine, prompts, methods, options.tokens, opened.tokenizer.eos, options.batch)
     numerics = opened.engine.target.numerics
-    print(f"{len(prompts)} prompts, {baseline.tokens} tokens of AR, up to {options.tokens} each, numerics {numerics}")
+    print(
+        f"{len(prompts)} prompts, {baseline.tokens} tokens of AR, up to {options.tokens} each, "
+        f"{options.batch} at a time, numerics {numerics}"
+    )
     print(f"{'configuration':<16}{'differing tokens':>18}{'tokens a round':>16}{'tok/s':>8}")
-    for name, tally in {"AR": baseline, **tallies}.items():
+    for name, tally in {"AR alone": baseline, **tallies}.items():
         per_round = (tally.tokens - len(prompts)) / max(tally.rounds, 1)
         print(f"{name:<16}{tally.differing_tokens:>18}{per_round:>16.2f}{tally.tokens / tally.seconds:>8.1f}")
     if options.output:
@@ -149,6 +165,7 @@ def _result(
         "self_test": asdict(opened.self_test),
         "prompts": n_prompts,
         "max_tokens": options.tokens,
+        "batch": options.batch,
         "baseline": asdict(baseline),
         "configurations": {name: asdict(tally) for name, tally in tallies.items()},
         "differing_tokens": sum(tally.differing_tokens for tally in tallies.values()),

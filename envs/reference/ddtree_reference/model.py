@@ -1,13 +1,13 @@
-"""The target: a Llama forward pass over the new tokens of one sequence, with numerics that make speculation lossless.
+"""The target: a Llama forward pass over new tokens of several sequences, with numerics that make speculation lossless.
 
-Greedy speculative decoding equals autoregressive decoding only if a row's result does not depend on how many rows
-are computed with it, nor on the order of the keys it attends to. In plain bf16 both do: a difference of 1e-7 flips a
+Greedy speculative decoding equals autoregressive decoding only if a row's result does not depend on which rows are
+computed with it, nor on the order of the keys it attends to. In plain bf16 both do: a difference of 1e-7 flips a
 rounding, grows to bf16 noise, and the text forks at the next near tie. Mixed numerics take the cause away:
 
 * linears run in bf16, whose kernels are row-invariant for short reductions: the down projection is split into pieces of
   K <= 768, added in fp32;
-* attention runs in fp64 over an fp64 KV cache: the order of its sums is lost in the cast back;
-* residual stream, norms and rope are fp32;
+* rope and attention run in fp64 over an fp64 KV cache: the order of its sums is lost in the cast back;
+* residual stream and norms are fp32;
 * the next token is the best of the 8 best bf16 logits, scored again in fp32, ties by the lower token id.
 
 fp32 numerics (everything in fp32) are for CPUs whose bf16 kernels fail the self-test.
@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddtree_reference import gguf
+from ddtree_reference import gguf, linear
+from ddtree_reference.linear import Linear
 
 Numerics = Literal["mixed", "fp32"]
 
-DOWN_SPLIT = 512  # K of one piece of the down projection
 CANDIDATES = 8  # bf16 logits that are scored again
 ROPE_MARGIN = 64  # positions beyond the context that drafts may stand on
 
@@ -50,36 +50,42 @@ class Config:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer, [out, in]: `qkv` is q, k and v stacked, `gate_up` gate and up, `down` pieces along K."""
+    """Weights of one layer: `qkv` is q, k and v stacked, `gate_up` gate and up."""
 
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: tuple[Tensor, ...]
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
     attention_norm: Tensor
     ffn_norm: Tensor
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model that decides every token. `cos` and `sin` are [positions, head_dim]."""
+    """The model that decides every token. `rope` is what `rope_table` gives."""
 
     config: Config
     numerics: Numerics
     embedding: Tensor  # [vocab, dim]
-    head: Tensor  # [vocab, dim]
+    head: Tensor  # [vocab, dim], by rows
+    packed_head: Linear
     norm: Tensor
     layers: tuple[Layer, ...]
-    cos: Tensor
-    sin: Tensor
+    rope: Tensor
 
 
 @dataclass(frozen=True)
-class KVCache:
-    """Keys and values of one sequence, [layers, kv_heads, slots, head_dim]; allocated once, written in place."""
+class Span:
+    """The rows of one sequence in a batch: `rows` new tokens behind the `start` that are in its region at `base`.
 
-    k: Tensor
-    v: Tensor
+    Each row sees all `start` tokens and, of the new ones, what the additive `mask` says ([group * rows, start + rows],
+    see `attention_mask`; None for one row).
+    """
+
+    base: int
+    start: int
+    rows: int
+    mask: Tensor | None
 
 
 def weight_dtype(numerics: Numerics) -> torch.dtype:
@@ -87,24 +93,31 @@ def weight_dtype(numerics: Numerics) -> torch.dtype:
     return torch.bfloat16 if numerics == "mixed" else torch.float32
 
 
-def rope_table(head_dim: int, positions: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary embedding in the half-rotation layout, fp32 [positions, head_dim] each."""
+def kv_dtype(numerics: Numerics) -> torch.dtype:
+    """The type of the KV cache, which attention is computed in."""
+    return torch.float64 if numerics == "mixed" else torch.float32
+
+
+def rope_table(head_dim: int, positions: int, base: float, rotated: int, plain: int, dtype: torch.dtype) -> Tensor:
+    """Rotary embedding as factors of complex numbers, [positions, rotated + plain heads, head_dim / 2].
+
+    A head's neighbouring coordinates are the real and imaginary part of one number. The `plain` heads (values, which
+    are not rotated) get the factor 1, so that one product serves queries, keys and values.
+    """
     frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).repeat(1, 2)
-    return angles.cos().float(), angles.sin().float()
+    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None].repeat(1, rotated + plain, 1)
+    turns[:, rotated:] = 1
+    return turns.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
 
 
 def assemble(
     config: Config, numerics: Numerics, embedding: Tensor, head: Tensor, norm: Tensor, layers: Sequence[Layer]
 ) -> Target:
     """Put a target together; the rope table reaches beyond the context, where tree nodes may stand."""
-    cos, sin = rope_table(config.head_dim, config.max_context + ROPE_MARGIN, config.rope_base)
-    return Target(config, numerics, embedding, head, norm, tuple(layers), cos, sin)
-
-
-def split_down(down: Tensor) -> tuple[Tensor, ...]:
-    """The down projection [dim, hidden] in pieces along K."""
-    return tuple(piece.contiguous() for piece in torch.split(down, DOWN_SPLIT, 1))
+    positions, heads = config.max_context + ROPE_MARGIN, config.n_heads + config.n_kv_heads
+    rope = rope_table(config.head_dim, positions, config.rope_base, heads, config.n_kv_heads, kv_dtype(numerics))
+    return Target(config, numerics, embedding, head, linear.pack(head), norm, tuple(layers), rope)
 
 
 def from_gguf(file: gguf.GGUF, numerics: Numerics, max_context: int) -> Target:
@@ -127,19 +140,15 @@ def from_gguf(file: gguf.GGUF, numerics: Numerics, max_context: int) -> Target:
     )
     dtype = weight_dtype(numerics)
 
-    def half_rotation(weight: Tensor) -> Tensor:
-        # GGUF interleaves the two halves of each head of q and k; the rope here rotates halves
-        return weight.view(-1, config.head_dim // 2, 2, dim).transpose(1, 2).reshape(-1, dim)
-
     def layer(i: int) -> Layer:
         def weight(name: str) -> Tensor:
             return gguf.load(file, f"blk.{i}.{name}.weight", dtype)
 
         return Layer(
-            qkv=torch.cat([half_rotation(weight("attn_q")), half_rotation(weight("attn_k")), weight("attn_v")]),
-            out=weight("attn_output"),
-            gate_up=torch.cat([weight("ffn_gate"), weight("ffn_up")]),
-            down=split_down(weight("ffn_down")),
+            qkv=linear.pack(torch.cat([weight("attn_q"), weight("attn_k"), weight("attn_v")])),
+            out=linear.pack(weight("attn_output")),
+            gate_up=linear.pack(torch.cat([weight("ffn_gate"), weight("ffn_up")])),
+            down=linear.pack(weight("ffn_down")),
             attention_norm=gguf.load(file, f"blk.{i}.attn_norm.weight"),
             ffn_norm=gguf.load(file, f"blk.{i}.ffn_norm.weight"),
         )
@@ -149,102 +158,107 @@ def from_gguf(file: gguf.GGUF, numerics: Numerics, max_context: int) -> Target:
     return assemble(config, numerics, embedding, embedding, norm, [layer(i) for i in range(config.n_layers)])
 
 
-def new_cache(target: Target, slots: int) -> KVCache:
-    """An empty KV cache; pages are only touched as they are written."""
+def new_cache(target: Target, slots: int) -> Tensor:
+    """Room for keys and values, [layers, slots, 2 * kv heads, head_dim]: a slot's keys first, then its values.
+
+    Uninitialised, because only written slots are read; the system gives memory to pages as they are written.
+    """
     config = target.config
-    dtype = torch.float64 if target.numerics == "mixed" else torch.float32
-    shape = (config.n_layers, config.n_kv_heads, slots, config.head_dim)
-    return KVCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+    shape = (config.n_layers, slots, 2 * config.n_kv_heads, config.head_dim)
+    return torch.empty(shape, dtype=kv_dtype(target.numerics))
 
 
 def attention_mask(target: Target, visible: Tensor, start: int) -> Tensor:
-    """The additive mask of `forward` for new rows that see all `start` cached slots and, of each other, `visible`.
+    """The additive mask of a span whose rows see all `start` cached slots and, of each other, `visible`.
 
     `visible` is bool [T, T]; the mask is [T * heads per kv head, start + T] in the KV cache's type.
     """
     rows = visible.shape[0]
-    dtype = torch.float64 if target.numerics == "mixed" else torch.float32
-    mask = torch.zeros(rows, start + rows, dtype=dtype)
+    mask = torch.zeros(rows, start + rows, dtype=kv_dtype(target.numerics))
     mask[:, start:].masked_fill_(~visible, float("-inf"))
     return mask.repeat(target.config.n_heads // target.config.n_kv_heads, 1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [heads, T, head_dim] with tables [T, head_dim]."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """x [T, heads, head_dim] times its rows of a rope table [T, heads, head_dim / 2]."""
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rope).flatten(-2)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """fp32 x [T, in] through weight [out, in], computed in the weight's type: fp32 [T, out]."""
-    return F.linear(x.to(weight.dtype), weight).float()
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Root-mean-square norm of fp32 x over the last axis, cast to `dtype`."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps).to(dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last axis."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+def slots_of(spans: Sequence[Span]) -> Tensor:
+    """The slots that the rows of `spans` are written to, [T]."""
+    if len(spans) == 1:
+        first = spans[0].base + spans[0].start
+        return torch.arange(first, first + spans[0].rows)
+    return torch.tensor([span.base + span.start + row for span in spans for row in range(span.rows)])
 
 
 @torch.inference_mode()
 def forward(
     target: Target,
-    cache: KVCache,
+    cache: Tensor,
     tokens: Tensor,
     positions: Tensor,
-    start: int,
-    mask: Tensor | None,
+    spans: Sequence[Span],
     feature_layers: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor | None]:
-    """Run `tokens` [T] at `positions` [T], writing their keys and values to slots start .. start + T - 1.
+    """Run `tokens` [T] at `positions` [T], the rows of `spans` one after another, and write their keys and values.
 
-    `mask` is what `attention_mask` gives, None for T = 1. Returns the hidden state before the final norm, fp32
-    [T, dim], and the hidden states after `feature_layers` side by side, fp32 [T, len * dim] (None if there are none).
+    Returns the hidden state before the final norm, fp32 [T, dim], and the hidden states after `feature_layers` side by
+    side in the weights' type, [T, len * dim] (None if there are none).
     """
     config = target.config
-    n_rows, end = tokens.shape[0], start + tokens.shape[0]
-    n_rotated = config.n_heads + config.n_kv_heads
-    n_qk = n_rotated * config.head_dim
-    cos, sin = target.cos[positions], target.sin[positions]  # [T, head_dim]
+    dtype = target.embedding.dtype
+    rope, slots = target.rope[positions], slots_of(spans)
     x = target.embedding[tokens].float()  # [T, dim]
     features = []
     for i, layer in enumerate(target.layers):
-        qkv = linear(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv)  # [T, (heads + 2 kv) * head_dim]
-        qk = rotate(qkv[:, :n_qk].view(n_rows, n_rotated, config.head_dim).transpose(0, 1), cos, sin)
-        v = qkv[:, n_qk:].view(n_rows, config.n_kv_heads, config.head_dim).transpose(0, 1)
-        cache.k[i, :, start:end] = qk[config.n_heads :]
-        cache.v[i, :, start:end] = v
-        x = x + linear(_attend(target, cache, i, qk[: config.n_heads], end, mask), layer.out)
-        gate, up = linear(rms_norm(x, layer.ffn_norm, config.norm_eps), layer.gate_up).chunk(2, -1)
-        x = x + _down(F.silu(gate) * up, layer.down)
+        qkv = linear.apply(layer.qkv, rms_norm(x, layer.attention_norm, config.norm_eps, dtype))
+        qkv = rotate(qkv.to(cache.dtype).view(len(x), -1, config.head_dim), rope)  # [T, heads + 2 kv, head_dim]
+        cache[i].index_copy_(0, slots, qkv[:, config.n_heads :])
+        linear.add_to(x, layer.out, _attend(config, cache[i], qkv, spans, dtype))
+        gate, up = linear.apply(layer.gate_up, rms_norm(x, layer.ffn_norm, config.norm_eps, dtype)).chunk(2, -1)
+        linear.add_to(x, layer.down, F.silu(gate) * up)
         if i in feature_layers:
-            features.append(x)
+            features.append(x.to(dtype, copy=True))
     return x, torch.cat(features, -1) if features else None
 
 
-def _attend(target: Target, cache: KVCache, i: int, q: Tensor, end: int, mask: Tensor | None) -> Tensor:
-    """Attention of q [heads, T, head_dim] over the first `end` slots of layer i: fp32 [T, heads * head_dim].
+def _attend(config: Config, cache: Tensor, qkv: Tensor, spans: Sequence[Span], dtype: torch.dtype) -> Tensor:
+    """Attention of the queries in qkv [T, heads + 2 kv, head_dim] over one layer's cache: [T, heads * head_dim]."""
+    out = torch.empty(qkv.shape[0], config.n_heads * config.head_dim, dtype=dtype)
+    row = 0
+    for span in spans:
+        rows = slice(row, row + span.rows)
+        seen = cache[span.base : span.base + span.start + span.rows]
+        out[rows] = attend(qkv[rows, : config.n_heads], seen, span.mask).flatten(1)
+        row += span.rows
+    return out
+
+
+def attend(q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of q [T, heads, head_dim] over slots [S, 2 * kv heads, head_dim]: [T, heads, head_dim].
 
     The heads of one kv head are laid out as further rows, so that each key and value is read once.
     """
-    config = target.config
-    rows = q.to(cache.k.dtype).reshape(1, config.n_kv_heads, -1, config.head_dim)  # [1, kv, group * T, head_dim]
-    out = F.scaled_dot_product_attention(rows, cache.k[None, i, :, :end], cache.v[None, i, :, :end], mask)
-    return out.view(q.shape).transpose(0, 1).reshape(q.shape[1], -1).float()
-
-
-def _down(x: Tensor, pieces: tuple[Tensor, ...]) -> Tensor:
-    """The down projection of x [T, hidden], piece by piece along K, added in fp32 in a fixed order: [T, dim]."""
-    out = linear(x[:, :DOWN_SPLIT], pieces[0])
-    for n, piece in enumerate(pieces[1:], 1):
-        out += linear(x[:, n * DOWN_SPLIT : (n + 1) * DOWN_SPLIT], piece)
-    return out
+    n_rows, n_heads, head_dim = q.shape
+    kv_heads = seen.shape[1] // 2
+    kv = seen.transpose(0, 1)[None]  # [1, 2 kv, S, head_dim]
+    grouped = q.view(n_rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_dim)
+    out = F.scaled_dot_product_attention(grouped, kv[:, :kv_heads], kv[:, kv_heads:], mask)
+    return out.view(n_heads, n_rows, head_dim).transpose(0, 1)
 
 
 @torch.inference_mode()
 def logits(target: Target, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [T, vocab] in the weights' type, and the normed hidden state they come from, fp32 [T, dim]."""
-    normed = rms_norm(hidden, target.norm, target.config.norm_eps)
-    return F.linear(normed.to(target.head.dtype), target.head), normed
+    """Logits [T, vocab] and the normed hidden state they come from [T, dim], both in the weights' type."""
+    normed = rms_norm(hidden, target.norm, target.config.norm_eps, target.head.dtype)
+    return linear.apply(target.packed_head, normed), normed
 
 
 @torch.inference_mode()
@@ -257,8 +271,7 @@ def choose(target: Target, hidden: Tensor) -> list[int]:
 def rescore(target: Target, scores: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
     """The ids of each row's best bf16 logits, ascending, and their fp32 scores, [T, 8] each: bf16 logits tie often."""
     candidates = scores.topk(CANDIDATES, -1).indices.sort(-1).values
-    normed = normed.to(target.head.dtype).float()
-    return candidates, (target.head[candidates].float() * normed[:, None]).sum(-1)
+    return candidates, (target.head[candidates].float() * normed.float()[:, None]).sum(-1)
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ differ, the engine must run in fp32.
 
 Behind a short context it tries the widths in common use, the same for every method, so that servers of different
 methods on one CPU come to the same numerics; behind a long one, where attention reads its keys in several blocks, the
-widths that the server's own method verifies with.
+widths that the server's own method verifies with, alone and in a full batch with other sequences.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from ddtree_reference import model, tree
-from ddtree_reference.decode import Method
-from ddtree_reference.model import KVCache, Target
+from ddtree_reference.method import Method
+from ddtree_reference.model import Span, Target
 
 WIDTHS = (2, 5, 8, 9, 16, 17, 33, 65)  # verify widths of the budgets in common use
 PATHS = ((1, 2, 3), (1, 4))  # two branches, as nodes of a little tree under node 0
 CONTEXT = 40
 LONG_CONTEXT = 600
+MAX_BATCH_ROWS = 512  # of the full batch: more would cost every start a second
 SEED = 20260
 
 Rows = tuple[Tensor, ...]  # hidden states [T, dim], logits [T, vocab], rescored [T, 8], chosen tokens [T]
@@ -34,13 +35,17 @@ Rows = tuple[Tensor, ...]  # hidden states [T, dim], logits [T, vocab], rescored
 
 @dataclass(frozen=True)
 class Result:
-    """Rows compared and rows that differed in any bit, and what the test cost. `widths` are those of the method."""
+    """Rows compared and rows that differed in any bit, and what the test cost.
+
+    `widths` are those of the methods, `batch_rows` the rows of the full batches.
+    """
 
     passed: bool
     rows: int
     differing: int
     contexts: tuple[int, ...]
     widths: tuple[int, ...]
+    batch_rows: tuple[int, ...]
     seconds: float
 
 
@@ -52,65 +57,81 @@ class _Core:
     tokens: dict[int, int]
 
 
-def run(target: Target, cache: KVCache, methods: Sequence[Method]) -> Result:
-    """Compare rows of trees with autoregressive rows, as wide as usual and as `methods` have them.
-
-    The cache is overwritten; it must hold LONG_CONTEXT tokens and the widest tree.
-    """
+def run(target: Target, methods: Sequence[Method], sequences: int = 1) -> Result:
+    """Compare rows of trees with autoregressive rows, as wide as usual and as `sequences` of `methods` have them."""
     began = time.perf_counter()
     rng = random.Random(SEED)
     own = tuple(sorted({width for method in methods for width in (method.block_size, method.rows)} - {1}))
+    batches = tuple(min(sequences, max(1, MAX_BATCH_ROWS // width)) for width in own)
+    cases = [(CONTEXT, width, 1) for width in WIDTHS]
+    cases += [(LONG_CONTEXT, width, 1) for width in own]
+    cases += [(LONG_CONTEXT, width, batch) for width, batch in zip(own, batches, strict=True) if batch > 1]
     parents = {0: -1} | {node: (0, *path)[at] for path in PATHS for at, node in enumerate(path)}
     core = _Core(parents, {node: rng.randrange(target.config.vocab_size) for node in parents})
+    cache = model.new_cache(target, LONG_CONTEXT + max(width * batch for _, width, batch in cases) + len(PATHS[0]))
     compared = differing = 0
-    for start, widths in ((CONTEXT, WIDTHS), (LONG_CONTEXT, own)):
-        _fill_context(target, cache, rng, start)
-        alone = _rows_alone(target, cache, core, start)
-        for width in widths:
+    for context in (CONTEXT, LONG_CONTEXT):
+        _fill_context(target, cache, rng, context)
+        alone = _rows_alone(target, cache, core, context)
+        for _, width, batch in (case for case in cases if case[0] == context):
             parents_of, tokens, place = _random_tree(rng, width, core, target.config.vocab_size)
-            rows = _tree_rows(target, cache, tokens, parents_of, start)
+            rows = _tree_rows(target, cache, tokens, parents_of, context, batch - 1)
             for node, at in place.items():
                 same = all(torch.equal(one[0], many[at]) for one, many in zip(alone[node], rows, strict=True))
                 compared, differing = compared + 1, differing + (not same)
-    contexts = (CONTEXT, LONG_CONTEXT)
-    return Result(differing == 0, compared, differing, contexts, own, time.perf_counter() - began)
+    return Result(
+        passed=differing == 0,
+        rows=compared,
+        differing=differing,
+        contexts=(CONTEXT, LONG_CONTEXT),
+        widths=own,
+        batch_rows=tuple(width * batch for width, batch in zip(own, batches, strict=True)),
+        seconds=time.perf_counter() - began,
+    )
 
 
-def _fill_context(target: Target, cache: KVCache, rng: random.Random, length: int) -> None:
+def _causal(target: Target, base: int, rows: int) -> Span:
+    """A span of `rows` tokens with nothing before them."""
+    visible = torch.ones(rows, rows, dtype=torch.bool).tril()
+    return Span(base, 0, rows, model.attention_mask(target, visible, 0))
+
+
+def _fill_context(target: Target, cache: Tensor, rng: random.Random, length: int) -> None:
     """Put keys and values of `length` tokens into the cache.
 
     Beyond the first CONTEXT slots they are those of the first ones in random order: a forward of the whole would cost a
     second, and all that matters is that every row reads the same.
     """
     tokens = torch.tensor([rng.randrange(target.config.vocab_size) for _ in range(CONTEXT)])
-    causal = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril()
-    model.forward(target, cache, tokens, torch.arange(CONTEXT), 0, model.attention_mask(target, causal, 0))
+    model.forward(target, cache, tokens, torch.arange(CONTEXT), [_causal(target, 0, CONTEXT)])
     again = torch.tensor([rng.randrange(CONTEXT) for _ in range(length - CONTEXT)], dtype=torch.long)
-    cache.k[:, :, CONTEXT:length] = cache.k[:, :, again]
-    cache.v[:, :, CONTEXT:length] = cache.v[:, :, again]
+    cache[:, CONTEXT:length] = cache[:, again]
 
 
-def _rows_alone(target: Target, cache: KVCache, core: _Core, start: int) -> dict[int, Rows]:
+def _rows_alone(target: Target, cache: Tensor, core: _Core, start: int) -> dict[int, Rows]:
     """The rows of the core's nodes, decoded token by token behind `start` tokens."""
     alone: dict[int, Rows] = {}
     for path in PATHS:
         for depth, node in enumerate((0, *path)):
             if node in alone:  # its key and value are in place already
                 continue
-            at = start + depth
-            hidden, _ = model.forward(target, cache, torch.tensor([core.tokens[node]]), torch.tensor([at]), at, None)
+            at, token = start + depth, torch.tensor([core.tokens[node]])
+            hidden, _ = model.forward(target, cache, token, torch.tensor([at]), [Span(0, at, 1, None)])
             alone[node] = _results(target, hidden)
     return alone
 
 
-def _tree_rows(target: Target, cache: KVCache, tokens: list[int], parents: list[int], start: int) -> Rows:
-    """The rows of a whole tree behind `start` tokens."""
-    depths = [0] * len(parents)
-    for node in range(1, len(parents)):
+def _tree_rows(target: Target, cache: Tensor, tokens: list[int], parents: list[int], start: int, others: int) -> Rows:
+    """The rows of a whole tree behind `start` tokens, computed with `others` more sequences of as many rows."""
+    width, depths = len(parents), [0] * len(parents)
+    for node in range(1, width):
         depths[node] = depths[parents[node]] + 1
     mask = model.attention_mask(target, torch.from_numpy(tree.visibility(parents)), start)
-    positions = torch.tensor(depths) + start
-    hidden, _ = model.forward(target, cache, torch.tensor(tokens), positions, start, mask)
+    spans = [Span(0, start, width, mask)]
+    spans += [_causal(target, start + width * n, width) for n in range(1, others + 1)]
+    positions = torch.cat([torch.tensor(depths) + start, torch.arange(width).repeat(others)])
+    batch = torch.tensor(tokens * (others + 1))
+    hidden, _ = model.forward(target, cache, batch, positions, spans)
     return _results(target, hidden)
 
 

@@ -10,7 +10,8 @@ from typing import Literal
 
 from ddtree_reference import decode, drafter, gguf, model, selftest, tokenizer, toy
 from ddtree_reference.assets import ModelName, weight_files
-from ddtree_reference.decode import Engine, Method
+from ddtree_reference.decode import Engine
+from ddtree_reference.method import Method
 from ddtree_reference.model import Numerics
 from ddtree_reference.tokenizer import Tokenizer
 
@@ -31,13 +32,21 @@ class Opened:
     self_test: selftest.Result
 
 
-def open_engine(name: ModelName, numerics: NumericsChoice, methods: Sequence[Method]) -> Opened:
-    """Load a model with buffers for `methods` and test it at the widths they verify.
+def open_engine(
+    name: ModelName,
+    numerics: NumericsChoice,
+    methods: Sequence[Method],
+    sequences: int = 1,
+    reuse_prefixes: bool = False,
+    max_context: int = MAX_CONTEXT,
+) -> Opened:
+    """Load a model with memory for `sequences` at a time and for `methods`, and test it at the widths they verify.
 
     "auto" runs mixed numerics where the self-test passes and fp32 where it does not; "mixed" and "fp32" are taken as
     asked for, with a warning if the self-test fails.
     """
-    opened = _load(name, "fp32" if numerics == "fp32" else "mixed", methods)
+    memory = (sequences, reuse_prefixes, max_context)
+    opened = _load(name, "fp32" if numerics == "fp32" else "mixed", methods, *memory)
     if opened.self_test.passed:
         return opened
     result = opened.self_test
@@ -48,23 +57,30 @@ def open_engine(name: ModelName, numerics: NumericsChoice, methods: Sequence[Met
             result.differing,
             result.rows,
         )
-        return _load(name, "fp32", methods)
+        return _load(name, "fp32", methods, *memory)
     log.warning(
         "self-test: %d of %d tree rows differ in the last bits from rows computed alone", result.differing, result.rows
     )
     return opened
 
 
-def _load(name: ModelName, numerics: Numerics, methods: Sequence[Method]) -> Opened:
+def _load(
+    name: ModelName,
+    numerics: Numerics,
+    methods: Sequence[Method],
+    sequences: int,
+    reuse_prefixes: bool,
+    max_context: int,
+) -> Opened:
     max_width = max(method.verify_width for method in methods)
     files = weight_files(name)
     if name == "toy":
-        target = toy.build_target(numerics, MAX_CONTEXT)
-        engine = decode.new_engine(target, toy.build_drafter(target), max_width)
-        words = toy.build_tokenizer()
+        target = toy.build_target(numerics, max_context)
+        drafts, words = toy.build_drafter(target), toy.build_tokenizer()
     else:
         file = gguf.read(files["model"])
-        target = model.from_gguf(file, numerics, MAX_CONTEXT)
-        engine = decode.new_engine(target, drafter.load(files["drafter"], target), max_width)
-        words = tokenizer.from_gguf(file.metadata)
-    return Opened(engine, words, files["model"], selftest.run(target, engine.cache, methods))
+        target = model.from_gguf(file, numerics, max_context)
+        drafts, words = drafter.load(files["drafter"], target), tokenizer.from_gguf(file.metadata)
+    engine = decode.new_engine(target, drafts, max_width, sequences, reuse_prefixes)
+    result = selftest.run(target, methods, sequences)
+    return Opened(engine, words, files["model"], result)

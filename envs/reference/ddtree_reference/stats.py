@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddtree_reference import tree
-from ddtree_reference.decode import Method, Round
+from ddtree_reference.decode import Round
+from ddtree_reference.method import Method
 
 
 @dataclass
@@ -63,20 +64,32 @@ class SpecCounts:
 
 @dataclass
 class Counters:
-    """What the server has done since its start. `running` and `queued` are of now."""
+    """What the server has done since its start, and how full it is now.
+
+    Running and queued requests and the KV slots in use are of now; the others only grow.
+    """
 
     requests_total: int = 0
+    aborted_requests_total: int = 0
     prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
     generation_tokens_total: int = 0
+    rounds_total: int = 0
     verify_calls_total: int = 0
     accepted_drafts_total: int = 0
+    proposed_drafts_total: int = 0
     running_requests: int = 0
     queued_requests: int = 0
+    max_running_requests: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_total: int = 0
 
-    def add(self, step: Round) -> None:
-        """Count a round's verification."""
+    def add(self, step: Round, tokens: int) -> None:
+        """Count a round's verification and the `tokens` of it that became part of an answer."""
+        self.generation_tokens_total += tokens
         self.verify_calls_total += step.verifies
         self.accepted_drafts_total += step.accepted
+        self.proposed_drafts_total += max(0, step.width - 1)
 
     def snapshot(self) -> dict[str, int]:
         """The counters as plain numbers."""

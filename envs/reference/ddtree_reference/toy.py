@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddtree_reference import drafter as dflash
-from ddtree_reference import model, tokenizer
+from ddtree_reference import linear, model, tokenizer
 from ddtree_reference.drafter import Drafter
 from ddtree_reference.model import Numerics, Target
 from ddtree_reference.tokenizer import Tokenizer
@@ -45,10 +45,10 @@ def build_target(numerics: Numerics, max_context: int) -> Target:
 
     def layer() -> model.Layer:
         return model.Layer(
-            qkv=matrix((N_HEADS + 2 * N_KV_HEADS) * HEAD_DIM, DIM, 2.0),
-            out=matrix(DIM, N_HEADS * HEAD_DIM, GAIN),
-            gate_up=matrix(2 * HIDDEN_DIM, DIM, 1.0),
-            down=model.split_down(matrix(DIM, HIDDEN_DIM, GAIN)),
+            qkv=linear.pack(matrix((N_HEADS + 2 * N_KV_HEADS) * HEAD_DIM, DIM, 2.0)),
+            out=linear.pack(matrix(DIM, N_HEADS * HEAD_DIM, GAIN)),
+            gate_up=linear.pack(matrix(2 * HIDDEN_DIM, DIM, 1.0)),
+            down=linear.pack(matrix(DIM, HIDDEN_DIM, GAIN)),
             attention_norm=torch.ones(DIM),
             ffn_norm=torch.ones(DIM),
         )

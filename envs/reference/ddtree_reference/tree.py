@@ -8,7 +8,7 @@ prefixes are closed under taking prefixes: they form the best tree (DDTree, http
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,17 +66,20 @@ def visibility(parents: Sequence[int]) -> NDArray[np.bool_]:
     return visible
 
 
-def walk(parents: Sequence[int], tokens: Sequence[int], targets: Sequence[int]) -> list[int]:
-    """Follow the target's choices down the tree: the accepted nodes, the root first.
+def walk(parents: Sequence[int], tokens: Sequence[int], choose: Callable[[int], int]) -> tuple[list[int], int]:
+    """Follow the target's choices down the tree: the accepted nodes, root first, and the token behind the last one.
 
-    `tokens[i]` is node i's token and `targets[i]` the token the target chooses after it; the walk goes to the child
-    that is that token and ends where there is none. The last node's target is the next round's root.
+    `tokens[i]` is node i's token and `choose(i)` the token that the target takes after it, its best one or one drawn
+    from its distribution; the walk goes to the child that is that token and ends where there is none. So every token
+    is the target's own choice given those before it, and drafts decide only how many of them a round finds.
     """
     children = {(parents[node], tokens[node]): node for node in range(1, len(parents))}
     path = [0]
-    while (child := children.get((path[-1], targets[path[-1]]))) is not None:
+    token = choose(0)
+    while (child := children.get((path[-1], token))) is not None:
         path.append(child)
-    return path
+        token = choose(child)
+    return path, token
 
 
 def branching_nodes(parents: Sequence[int]) -> int:

@@ -1,48 +1,36 @@
-"""The engine thread: requests wait in a queue and are answered one after another."""
+"""The engine thread: takes requests from other threads, steps the scheduler, and tells clients what it commits."""
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import torch
 
-from ddtree_reference import decode
-from ddtree_reference.decode import Engine, Method
-from ddtree_reference.stats import Counters, SpecCounts
-from ddtree_reference.tokenizer import Detokeniser, StopStrings, Tokenizer
+from ddtree_reference.answer import Answer, Update
+from ddtree_reference.decode import Engine
+from ddtree_reference.fault import ROUNDS, Fault
+from ddtree_reference.method import Method
+from ddtree_reference.round_log import RoundLog
+from ddtree_reference.sampling import GREEDY, Sampling
+from ddtree_reference.scheduler import Advance, Scheduler
+from ddtree_reference.sequence import Request
+from ddtree_reference.stats import Counters
+from ddtree_reference.tokenizer import Tokenizer
 
-FAULT_VARIABLE = "DDTREE_REFERENCE_FAULT"
-FAULT_ROUNDS = 2  # rounds that are sent before an injected crash or exception
-
-FinishReason = Literal["stop", "length"]
+STOPPED = "the server is shutting down"
 
 log = logging.getLogger("ddtree_reference")
 
 
-@dataclass(frozen=True)
-class Update:
-    """News of an answer: its new text and all tokens so far. The last one has `finish_reason` or `error`."""
-
-    text: str
-    completion_tokens: int
-    finish_reason: FinishReason | None = None
-    spec: dict[str, Any] | None = None
-    error: str | None = None
-
-    @property
-    def last(self) -> bool:
-        """Whether no more updates follow."""
-        return self.finish_reason is not None or self.error is not None
+class QueueFull(Exception):
+    """More requests wait than the server lets wait."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """One request. `emit` is called on the engine thread; `cancelled` ends the job at the next round."""
 
@@ -52,55 +40,44 @@ class Job:
     eos: int | None
     stops: tuple[str, ...]
     emit: Callable[[Update], None]
+    sampling: Sampling = GREEDY
+    top_logprobs: int | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
-
-@dataclass(frozen=True)
-class Fault:
-    """What tests ask for: no start, or an answer to a prompt with `text` in it that crashes or raises."""
-
-    kind: Literal["start", "prompt", "raise"]
-    text: str = ""
-
-
-def parse_fault(value: str | None, method: Method) -> Fault | None:
-    """The fault that a value like `DDTREE:8@start` or `DFLASH@prompt=haiku` asks of this method, if any.
-
-    `start` ends the server at once, `prompt=TEXT` in the middle of an answer to a prompt that contains TEXT;
-    `raise=TEXT` raises an exception there. Raises ValueError if the value has another form.
-    """
-    if not value:
-        return None
-    where, _, what = value.partition("@")
-    algorithm, _, budget = where.partition(":")
-    kind, equals, text = what.partition("=")
-    faults: dict[tuple[str, str], Fault] = {
-        ("start", ""): Fault("start"),
-        ("prompt", "="): Fault("prompt", text),
-        ("raise", "="): Fault("raise", text),
-    }
-    fault = faults.get((kind, equals))
-    if fault is None or algorithm not in ("AR", "DFLASH", "DDTREE"):
-        raise ValueError(f"{FAULT_VARIABLE}={value!r}: use METHOD[:BUDGET]@start, ...@prompt=TEXT or ...@raise=TEXT")
-    if algorithm != method.algorithm or (budget and budget != str(method.budget)):
-        return None
-    return fault
+    @property
+    def request(self) -> Request:
+        """What the scheduler needs to know of it."""
+        return Request(self.prompt, self.max_tokens, self.eos, self.sampling, self.top_logprobs)
 
 
 class Worker:
-    """Owns the engine and the thread it runs on; `submit` may be called from any thread."""
+    """Owns the engine and the thread it runs on; its methods may be called from any thread."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, method: Method, threads: int, fault: Fault | None = None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        method: Method,
+        threads: int = 1,
+        *,
+        max_queued_requests: int | None = None,
+        fault: Fault | None = None,
+        round_log: RoundLog | None = None,
     ) -> None:
         self.engine = engine
-        self.tokenizer = tokenizer
         self.method = method
-        self.counters = Counters()
+        self.counters = Counters(
+            max_running_requests=engine.pool.total, kv_tokens_total=engine.pool.total * engine.pool.slots
+        )
+        self._tokenizer = tokenizer
         self._threads = threads
+        self._max_queued_requests = max_queued_requests
         self._fault = fault
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
-        self._current: Job | None = None
+        self._round_log = round_log
+        self._scheduler: Scheduler[Job] = Scheduler(engine, method)
+        self._answers: dict[Job, Answer] = {}
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -113,84 +90,113 @@ class Worker:
         return self._thread.is_alive()
 
     def stop(self, timeout: float = 0.5) -> None:
-        """Cancel what runs and waits, and end the thread."""
-        while True:
-            try:
-                waiting = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if waiting is not None:
-                waiting.cancelled.set()
-        if (current := self._current) is not None:
-            current.cancelled.set()
-        self._jobs.put(None)
+        """End what runs and waits with an error update, and end the thread."""
+        self._stopping.set()
+        self._inbox.put(None)
         self._thread.join(timeout)
 
     def submit(self, job: Job) -> None:
-        """Queue a request. Its `emit` hears nothing more once it has been cancelled."""
+        """Queue a request. Its `emit` hears nothing more once it has been cancelled.
+
+        Raises QueueFull if as many requests wait as may, and ValueError if it does not fit into the context.
+        """
+        self._scheduler.check(job.request)
+        if self._max_queued_requests is not None and self._queued() >= self._max_queued_requests:
+            raise QueueFull(f"{self._max_queued_requests} requests wait already")
         self.counters.requests_total += 1
-        self._jobs.put(job)
+        self._inbox.put(job)
+
+    def flush_cache(self) -> bool:
+        """Forget the prompts kept for reuse; False, and nothing done, while requests run or wait."""
+        if self._scheduler.running or self._queued():
+            return False
+        self.engine.pool.flush()
+        return True
 
     def snapshot(self) -> dict[str, int]:
         """The counters now."""
-        self.counters.running_requests = int(self._current is not None)
-        self.counters.queued_requests = self._jobs.qsize()
+        self.counters.running_requests = self._scheduler.running
+        self.counters.queued_requests = self._queued()
+        self.counters.kv_tokens_used = self._scheduler.tokens_held
         return self.counters.snapshot()
+
+    def _queued(self) -> int:
+        return self._scheduler.waiting + self._inbox.qsize()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps the number per thread
-        while (job := self._jobs.get()) is not None:
-            if job.cancelled.is_set():
-                continue
-            self._current = job
+        while not self._stopping.is_set():
+            self._take_in()
+            self._drop_cancelled()
             try:
-                last = self._answer(job)
-            except Exception as error:  # one bad request must not end the server: the client and the log hear of it
+                self._step()
+            except Exception as error:  # a failing engine must not end the server: clients and the log hear of it
+                log.exception("a round failed")
+                self._fail_all(f"{type(error).__name__}: {error}")
+        self._take_in()
+        self._fail_all(STOPPED)
+
+    def _take_in(self) -> None:
+        """Move requests from the inbox to the scheduler, and wait for one if there is nothing to do."""
+        while not (self._inbox.empty() and (self._answers or self._stopping.is_set())):
+            job = self._inbox.get()
+            if job is not None:
+                eos, stops = job.eos, job.stops
+                self._answers[job] = Answer(self._tokenizer, self.method, job.max_tokens, eos, stops)
+                self._scheduler.add(job, job.request)
+
+    def _drop_cancelled(self) -> None:
+        for job in [job for job in self._answers if job.cancelled.is_set()]:
+            self._forget(job)
+            self.counters.aborted_requests_total += 1
+
+    def _step(self) -> None:
+        step = self._scheduler.step()
+        if step.seconds is not None:
+            rounds = [advance.round for advance in step.advances if advance.round.width]
+            self.counters.rounds_total += 1
+            if self._round_log is not None:
+                self._round_log.write(rounds, step.seconds, self._scheduler.waiting)
+        for advance in step.advances:
+            try:
+                self._tell(advance)
+            except Exception as error:  # one bad request must not end the others
                 log.exception("request failed")
-                last = Update("", 0, error=f"{type(error).__name__}: {error}")
-            # idle before the client hears of the end, so that counters it reads then are final
-            self._current = None
-            if last is not None:
-                try:
-                    job.emit(last)
-                except Exception:  # nobody left to hear of it but the log
-                    log.exception("the end of a request could not be told")
+                self._fail(advance.key, f"{type(error).__name__}: {error}")
 
-    def _answer(self, job: Job) -> Update | None:
-        """Decode one request and emit an update for each round with text; return the last one, None if cancelled."""
-        detokeniser, stops, spec = Detokeniser(self.tokenizer), StopStrings(job.stops), SpecCounts()
-        self.counters.prompt_tokens_total += len(job.prompt)
-        done = 0
-        steps = decode.generate(self.engine, self.method, job.prompt, job.max_tokens, job.eos)
-        for number, step in enumerate(steps):
-            text, ended = "", False
-            for token in step.tokens:
-                shown, stopped = stops.push(detokeniser.push(token))
-                text, done, ended = text + shown, done + 1, stopped or token == job.eos
-                self.counters.generation_tokens_total += 1
-                if ended:
-                    break
-            spec.add(step)
-            self.counters.add(step)
-            if job.cancelled.is_set():
-                return None
-            if ended or done == job.max_tokens:
-                details = spec.details(self.method, done)
-                return Update(text + stops.flush(), done, "stop" if ended else "length", details)
-            if text:
-                job.emit(Update(text, done))
-            if number == FAULT_ROUNDS:
-                self._fail_if_asked(job)
-        raise RuntimeError("decoding ended before the answer did")
-
-    def _fail_if_asked(self, job: Job) -> None:
-        """Raise, or die as a crashing server would, in the middle of an answer, if the fault hook asks for it."""
-        fault = self._fault
-        if fault is None or fault.kind == "start" or fault.text not in job.prompt_text:
+    def _tell(self, advance: Advance[Job]) -> None:
+        """Count what a round committed for one request and let its client hear of it."""
+        job, committed = advance.key, advance.round
+        answer = self._answers[job]
+        before = answer.tokens
+        update = answer.push(committed, advance.cached)
+        self.counters.add(committed, answer.tokens - before)
+        if before == 0:
+            self.counters.prompt_tokens_total += len(job.prompt)
+            self.counters.cached_tokens_total += advance.cached
+        if update.last:
+            self._forget(job)  # before the client hears of it, so that counters it reads then are final
+        if job.cancelled.is_set():
             return
-        message = f"{FAULT_VARIABLE}: {fault.kind} on a prompt that contains {fault.text!r}"
-        if fault.kind == "raise":
-            raise RuntimeError(message)
-        log.error(message)
-        time.sleep(0.2)  # the first tokens are on their way to the client
-        os._exit(3)
+        if update.text or update.logprobs or update.last:
+            job.emit(update)
+        if self._fault is not None and not update.last and answer.rounds == ROUNDS + 1:
+            self._fault.strike(job.prompt_text)
+
+    def _forget(self, job: Job) -> None:
+        self._answers.pop(job, None)
+        self._scheduler.drop(job)
+
+    def _fail(self, job: Job, reason: str) -> None:
+        """Drop a request and tell its client why."""
+        self._forget(job)
+        if job.cancelled.is_set():
+            return
+        try:
+            job.emit(Update("", 0, error=reason))
+        except Exception:  # nobody left to hear of it but the log
+            log.exception("the end of a request could not be told")
+
+    def _fail_all(self, reason: str) -> None:
+        for job in list(self._answers):
+            self._fail(job, reason)

@@ -5,6 +5,8 @@ SUITABLE = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c "$(SUITABLE)" 2>/dev/null && echo $$python && break; done)
 VENV := .venv
+# Our own packages, installed in editable form
+PROJECTS := . envs/reference envs/reference/training
 BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake
 PYTEST := $(BIN)/pytest
@@ -16,12 +18,12 @@ CONFIGFILE := $(if $(CONFIG),--configfile $(CONFIG))
 setup: $(VENV)/.installed
 	$(SNAKEMAKE) --quiet progress rules -- deploy
 
-$(VENV)/.installed: requirements.lock envs/reference/torch.in pyproject.toml envs/reference/pyproject.toml
+$(VENV)/.installed: requirements.lock envs/reference/torch.in $(PROJECTS:%=%/pyproject.toml)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -r envs/reference/torch.in
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e envs/reference
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(PROJECTS:%=-e %)
 	@touch $@
 
 demo: $(VENV)/.installed

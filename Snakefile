@@ -21,6 +21,7 @@ include: "rules/benchmark.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/report.smk"
+include: "rules/drafter.smk"
 include: "rules/status.smk"
 
 

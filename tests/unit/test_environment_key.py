@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_namespace_packages
 
 from ddtree_bench.environments import EnvironmentFailed, environment_key
 from ddtree_bench.environments.build import build, pinned
+from ddtree_bench.environments.key import SOURCES
 
 
 @pytest.fixture
@@ -59,7 +62,9 @@ def test_a_renamed_module_changes_it(engines: Path) -> None:
     [
         "README.md",
         "requirements.in",
-        "training/train.py",
+        "training/pyproject.toml",
+        "training/ddtree_training/train.py",
+        "training/prompts/code.toml",
         "ddtree_reference/README.md",
         "ddtree_reference/__pycache__/tree.cpython-311.pyc",
         "ddtree_reference/.tree.py.swp",
@@ -69,9 +74,17 @@ def test_a_renamed_module_changes_it(engines: Path) -> None:
 def test_documentation_caches_and_training_do_not(engines: Path, file: str) -> None:
     before = key(engines)
     path = engines / "reference" / file
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("text\n")
     assert key(engines) == before
+
+
+def test_the_engines_wheel_is_made_of_what_the_key_is_made_of_without_training() -> None:
+    engine = Path(__file__).parents[2] / "envs" / "reference"
+    options = tomllib.loads((engine / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = find_namespace_packages(str(engine), include=options["include"])
+    assert packages and {package.split(".")[0] for package in packages} == {"ddtree_reference"}
+    assert (engine / "training" / "ddtree_training").is_dir() and "training" not in SOURCES["reference"]
 
 
 def test_times_do_not(engines: Path) -> None:

@@ -15,6 +15,7 @@ from ddtree_bench import columns
 from ddtree_bench.config import models
 from ddtree_bench.config.demo import DEMO
 from ddtree_bench.config.load import section_type
+from ddtree_bench.config.training import Training
 
 SCHEMA_FILE = "config/schemas/config.schema.json"
 DEFAULT_FILE = "config/config.yaml"
@@ -43,6 +44,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "models.<name>.drafter": models.Drafter,
     "workloads.<name>": models.Workload,
     "warmup": models.WarmUp,
+    "training": Training,
     "sweep[]": models.SweepBlock,
     "sweep[].include[], sweep[].exclude[]": models.Point,
     "comparisons[]": models.Comparison,

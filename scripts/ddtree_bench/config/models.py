@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from ddtree_bench.config.training import Training
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 
 
@@ -238,5 +240,7 @@ class Config(Section):
     """The workloads by name."""
     warmup: WarmUp = WarmUp()
     """The warm-up."""
+    training: Training = Training()
+    """The drafter's training (`snakemake train_drafter`); no part of what is measured."""
     sweep: Annotated[list[SweepBlock], Field(min_length=1)]
     """What is measured: the union of these blocks."""

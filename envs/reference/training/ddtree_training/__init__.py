@@ -1,0 +1,1 @@
+"""Training of the drafter: prompts, answers, features, training, export, evaluation, model card."""

@@ -3,7 +3,7 @@
 Input: the tables alone.
 """
 
-FIGURE_NAMES = ("budget_sweep", "speedup", "acceptance")
+FIGURE_NAMES = ("budget_sweep", "concurrency", "speedup", "acceptance")
 FORMATS = ("pdf", "png", "svg", "csv")
 FIGURES = expand(
     f"{RESULTS}/figures/{{figure}}.{{format}}", figure=FIGURE_NAMES, format=FORMATS
@@ -30,6 +30,28 @@ rule plot_budget_sweep:
         "Drawing the budget sweep"
     script:
         "../scripts/plot_budget_sweep.py"
+
+
+rule plot_concurrency:
+    input:
+        rules.make_tables.output,
+    output:
+        multiext(f"{RESULTS}/figures/concurrency", ".pdf", ".png", ".csv"),
+        report(
+            f"{RESULTS}/figures/concurrency.svg",
+            caption="captions/concurrency.rst",
+            category="Figures",
+            labels={"figure": "Concurrency: where AR overtakes"},
+        ),
+    log:
+        f"{RESULTS}/logs/figures/concurrency.log",
+    conda:
+        "../envs/workflow.yaml"
+    threads: 1
+    message:
+        "Drawing throughput over concurrency"
+    script:
+        "../scripts/plot_concurrency.py"
 
 
 rule plot_speedup:

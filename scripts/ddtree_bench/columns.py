@@ -197,6 +197,45 @@ BUDGET: Mapping[str, Column] = {
     "chosen_over_ar_high": _float("", "Upper bound."),
 }
 
+CROSSOVER: Mapping[str, Column] = {
+    "outcome": _text(
+        "`crosses`; `above` or `below` (the ratio of throughputs to AR's is above or below 1 at every concurrency "
+        "measured); `one_concurrency`; `no_ratio`."
+    ),
+    "crossing": _int("", "Number of the crossing along the curve, from 1; a curve with two has two rows."),
+    "direction": _text("`falls`: the ratio falls below 1, AR overtakes; `rises`: the configuration overtakes AR."),
+    "crossing_at": _float(
+        "requests",
+        "Concurrency at which the ratio is 1, its logarithm taken as linear in that of the concurrency between "
+        "measured neighbours.",
+    ),
+    "crossing_low": _float(
+        "requests",
+        "Lower end of its interval; where nothing crosses, of the concurrencies at which a ratio of 1 is not rejected.",
+    ),
+    "crossing_high": _float("requests", "Upper end."),
+    "low_open": _bool("Whether the lower end is only the least concurrency measured: the interval may go on below."),
+    "high_open": _bool("Whether the upper end is only the greatest concurrency measured."),
+    "interval": _text(
+        "`t`: where the two-sided 95 % t-test over pairs of runs does not reject a ratio of 1; `bracket`: the measured "
+        "neighbours, for fewer than 3 pairs and for unpaired ratios."
+    ),
+    "neighbour_low": _int("requests", "Measured concurrency next below the crossing."),
+    "neighbour_high": _int("requests", "Measured concurrency next above it."),
+    "measured_from": _int("requests", "Least concurrency with a ratio to AR."),
+    "measured_to": _int("requests", "Greatest concurrency with a ratio to AR."),
+    "n_concurrencies": _int("", "Concurrencies with a ratio to AR."),
+    "pairing": _text("`paired` when the ratios of all concurrencies are; else `unpaired`."),
+    "n": _int("runs", "Pairs of runs with a ratio at every one of these concurrencies; unpaired: the fewest runs."),
+    "common_prompts": _int("prompts", "Prompts that the cells of all concurrencies have in common."),
+    "accept_length_common_low": _float(
+        "tokens/round", "Pooled accept length on these prompts, at the concurrency where it is least."
+    ),
+    "accept_length_common_high": _float(
+        "tokens/round", "The same where it is greatest: equal to the least when decoding did not change with the load."
+    ),
+}
+
 ACCEPTANCE: Mapping[str, Column] = {
     "depth": _int("drafts", "Depth d, from 1."),
     "probability": _float("", "Share of verify rounds in which at least d drafts were accepted."),
@@ -211,6 +250,9 @@ REQUEST: Mapping[str, Column] = {name: Column(*definition) for name, definition 
 DETAIL_KEY = ("target", "server", "workload", "load", "repeat")
 """Columns that name a cell in the tables with several rows a cell; `plan_key` joins them to `cells`."""
 
+ALONG = ("n_prompts", "prompts_sha256", "load", "concurrency")
+"""Columns that change along a curve over the concurrency: a cell at a higher one may hold more prompts."""
+
 _DETAIL = {name: {**SERVER, **WORK, **CELL}[name] for name in (*DETAIL_KEY, "plan_key")}
 
 TABLES: Mapping[str, Mapping[str, Column]] = {
@@ -219,6 +261,12 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
     "speedup": {**SERVER, **WORK, **SPEEDUP, "reason": CELL["reason"]},
     "acceptance": {**_DETAIL, **ACCEPTANCE},
     "budget": {**SERVER, **WORK, **BUDGET},
+    "crossovers": {
+        **SERVER,
+        **{name: column for name, column in WORK.items() if name not in ALONG},
+        **CROSSOVER,
+        "reason": CELL["reason"],
+    },
     "requests": {**_DETAIL, **REQUEST},
 }
 
@@ -228,6 +276,7 @@ ABOUT: Mapping[str, str] = {
     "speedup": "One row a configuration and baseline: the ratio of throughputs and the factors whose product it is.",
     "acceptance": "One row a cell and depth: how deep drafts were accepted.",
     "budget": "One row a configuration: means over its runs, and how the best of a sweep does in repeats left out.",
+    "crossovers": "One row a configuration and crossing: the concurrency at which AR overtakes it, if there is one.",
     "requests": "One row a request, failed ones included.",
 }
 
@@ -248,6 +297,7 @@ ORDER = (
     "repeat",
     "start_id",
     "baseline",
+    "crossing",
     "plan_key",
     "index",
     "depth",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from matplotlib.text import Text
 from store_factory import AR, DEMO, DFLASH, Simulation, make_results, tree
 
 from ddtree_bench import tables
-from ddtree_bench.figures import style
+from ddtree_bench.figures import FIGURES, style
 
 CRASH = "CUDA out of memory while capturing graphs"
 SMALL = Simulation(n_prompts=4, max_tokens=24)
@@ -67,6 +68,10 @@ CASES = {
         repeats=1,
     ),
 }
+ONE_LOAD = ("two_loads", "crowd", "all_failed")
+"""Enough cases for the figure over the concurrency, which has cases of its own in test_concurrency_figure.py."""
+DRAWN = [(name, case) for name in FIGURES for case in CASES if name != "concurrency" or case in ONE_LOAD]
+"""Which figures are drawn in which cases."""
 
 
 @cache
@@ -89,3 +94,21 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def texts_of(figure: Figure) -> list[Text]:
     return [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+
+
+def require_clean_page(figure: Figure) -> None:
+    """Fail when something is cut off, a legend covers axes or text, or free texts are printed over each other."""
+    figure.set_dpi(style.RC["savefig.dpi"])
+    figure.draw_without_rendering()
+    page = figure.bbox
+    # The tight box of axes holds its labels, titles and notes, but not those of ticks outside its limits.
+    for part in (*figure.axes, *figure.texts, *figure.legends):
+        box = part.get_tightbbox()
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, part
+    free = [text for text in figure.texts if text.get_text()]
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert not [axes for axes in figure.axes if axes.get_tightbbox().overlaps(box)]
+        assert not [text for text in free if text.get_window_extent().overlaps(box)]
+    for one, other in combinations(free, 2):
+        assert not one.get_window_extent().overlaps(other.get_window_extent()), (one, other)

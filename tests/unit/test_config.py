@@ -147,15 +147,6 @@ def sglang(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def test_concurrency_beyond_what_the_server_admits(root: Path) -> None:
-    config = sglang(tree())
-    config["sweep"][0] |= {"concurrency": [1, 4], "max_running_requests": 2}
-    assert only_problem(config, root) == (
-        "sweep[0].concurrency: 4 is more than max_running_requests = 2, so requests would only queue; "
-        "set sweep[0].max_running_requests to at least 4"
-    )
-
-
 def test_graph_rows_beyond_the_memory(root: Path) -> None:
     config = sglang(tree())
     config["targets"]["local"]["graph_memory_gib"] = 0.5
@@ -185,27 +176,28 @@ def test_a_baseline_with_other_parallelism_does_not_count(root: Path) -> None:
     assert "(TP8, EP1), short at concurrency 1 has no AR baseline" in only_problem(config, root)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"max_running_requests": 2},
-            "sweep[0].max_running_requests: 2, but the reference engine serves one request at a time; use 1",
-        ),
-        (
-            {"concurrency": [1, 2]},
-            "sweep[0].concurrency: 2, but the reference engine serves one request at a time; use 1",
-        ),
-        (
-            {"tensor_parallel": 2},
-            "sweep[0].tensor_parallel / expert_parallel: 2 / 1, but the reference engine is one process; use 1",
-        ),
-    ],
-)
-def test_limits_of_the_reference_engine(root: Path, change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("engine", ["reference", "sglang"])
+def test_more_in_flight_than_a_server_admits_is_refused_whatever_serves(root: Path, engine: str) -> None:
     config = tree()
-    config["sweep"][0] |= change
-    assert only_problem(config, root) == message
+    config["targets"]["local"]["engine"] = engine
+    config["sweep"][0] |= {"concurrency": [1, 4], "max_running_requests": 2}
+    assert only_problem(config, root) == (
+        "sweep[0].concurrency: 4 is more than max_running_requests = 2, so requests would only queue; "
+        "set sweep[0].max_running_requests to at least 4"
+    )
+    config["sweep"][0]["max_running_requests"] = 4
+    assert {p.concurrency for p in validate(config, root)[1]} == {1, 4}
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel", "expert_parallel"])
+def test_the_reference_engine_is_one_process(root: Path, key: str) -> None:
+    config = tree()
+    config["sweep"][0][key] = 2
+    values = "2 / 1" if key == "tensor_parallel" else "1 / 2"
+    assert only_problem(config, root) == (
+        f"sweep[0].tensor_parallel / expert_parallel: {values}, but the reference engine is one process; use 1"
+    )
+    validate(sglang(config), root)
 
 
 def test_the_reference_engine_has_models_of_its_own(root: Path) -> None:
@@ -223,16 +215,30 @@ def test_numbers_as_flag_values_are_taken_as_text(root: Path) -> None:
     assert validate(config, root)[1][0].flags == (("threads", "2"),)
 
 
-def test_the_reference_engine_is_greedy(root: Path) -> None:
+def test_the_reference_engine_samples(root: Path) -> None:
     config = tree()
-    config["workloads"]["short"]["temperature"] = 0.7
-    assert only_problem(config, root) == (
-        "workloads.short.temperature: 0.7, but the reference engine decodes greedily; use 0"
-    )
+    config["workloads"]["short"] |= {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 3}
+    spec = validate(config, root)[0].workloads["short"]
+    assert (spec.temperature, spec.top_p, spec.top_k, spec.seed) == (0.7, 0.9, 40, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("temperature", -0.1, "greater than or equal to 0"),
+        ("top_p", 0.0, "greater than 0"),
+        ("top_p", 1.5, "less than or equal to 1"),
+        ("top_k", -2, "greater than or equal to -1"),
+    ],
+)
+def test_sampling_out_of_range(root: Path, key: str, value: float, rule: str) -> None:
+    config = tree()
+    config["workloads"]["short"][key] = value
+    assert only_problem(config, root) == (f"workloads.short.{key}: {value} is not allowed; input should be {rule}")
 
 
 def test_too_few_prompts(root: Path) -> None:
-    config = sglang(tree())
+    config = tree()
     config["sweep"][0] |= {"concurrency": [1, 5], "max_running_requests": 5}
     message = only_problem(config, root)
     assert message.startswith("workloads.short: ")
@@ -297,8 +303,8 @@ def test_words_that_only_resemble_secrets_pass(root: Path) -> None:
 
 def test_all_problems_are_named_at_once(root: Path) -> None:
     config = tree()
-    config["sweep"][0] |= {"block_size": 16, "max_running_requests": 3}
-    assert len(problems(config, root)) == 2
+    config["sweep"][0] |= {"block_size": 16, "concurrency": 2, "tensor_parallel": 2}
+    assert len(problems(config, root)) == 3
 
 
 def test_merge_is_snakemakes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import yaml
 from ddtree_bench.config import ConfigError, read_files, validate
 from ddtree_bench.config.demo import DEMO
 from ddtree_bench.config.generate import default_yaml, generated_files
+from ddtree_bench.load.prompts import read, select
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,3 +31,18 @@ def test_every_configuration_that_is_shipped_is_valid(path: Path) -> None:
     except ConfigError as error:
         pytest.fail(str(error))
     assert points
+
+
+def test_the_demo_measures_every_method_at_every_concurrency_on_prompts_that_share_a_beginning() -> None:
+    config, points = validate(DEMO, ROOT)
+    measured: dict[str, set[int]] = {}
+    for point in points:
+        measured.setdefault(f"{point.method} {point.budget or ''}".strip(), set()).add(point.concurrency)
+        assert point.concurrency <= point.max_running_requests
+    assert set(measured) == {"AR", "DFLASH", "DDTREE 4", "DDTREE 8", "DDTREE 16"}
+    assert all(loads == {1, 2, 4, 8} for loads in measured.values())
+    spec = config.workloads["heldout"]
+    prompts = read(ROOT / spec.prompts)
+    chosen = [select(prompts, spec.blocks, spec.n_min, load) for load in (1, 2, 4, 8)]
+    assert [len(some) for some in chosen] == [12, 12, 16, 32]
+    assert all(chosen[-1][: len(some)] == some for some in chosen)

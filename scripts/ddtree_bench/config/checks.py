@@ -118,8 +118,7 @@ def check_concurrency(points: Sequence[Coordinates]) -> list[str]:
     """A server must admit what a load keeps in flight: else the rest only queues."""
     problems: dict[str, None] = {}
     for point in points:
-        # The embedded engine has a message of its own, in check_engine_limits.
-        if point.engine != "reference" and point.concurrency > point.max_running_requests:
+        if point.concurrency > point.max_running_requests:
             problems[
                 f"sweep[{point.block}].concurrency: {point.concurrency} is more than max_running_requests = "
                 f"{point.max_running_requests}, so requests would only queue; "
@@ -170,37 +169,21 @@ def check_baselines(config: Config, points: Sequence[Coordinates]) -> list[str]:
 
 
 def check_engine_limits(config: Config, points: Sequence[Coordinates]) -> list[str]:
-    """The embedded engine decodes greedily, one request at a time, in one process."""
+    """The embedded engine is one process that serves the models it brings."""
     problems: dict[str, None] = {}
     for point in points:
         if point.engine != "reference":
             continue
-        where, temperature = f"sweep[{point.block}]", config.workloads[point.workload].temperature
-        if temperature > 0:
-            problems[
-                f"workloads.{point.workload}.temperature: {temperature:g}, but the reference engine decodes greedily; "
-                "use 0"
-            ] = None
         model = config.models[point.model].name
         if model not in REFERENCE_MODELS:
             problems[
                 f"models.{point.model}.name: {model!r} is not a model that the reference engine brings; "
                 f"use {' or '.join(REFERENCE_MODELS)}"
             ] = None
-        if point.concurrency > 1:
-            problems[
-                f"{where}.concurrency: {point.concurrency}, but the reference engine serves one request at a time; "
-                "use 1"
-            ] = None
-        if point.max_running_requests > 1:
-            problems[
-                f"{where}.max_running_requests: {point.max_running_requests}, but the reference engine serves one "
-                "request at a time; use 1"
-            ] = None
         if point.tensor_parallel > 1 or point.expert_parallel > 1:
             problems[
-                f"{where}.tensor_parallel / expert_parallel: {point.tensor_parallel} / {point.expert_parallel}, "
-                "but the reference engine is one process; use 1"
+                f"sweep[{point.block}].tensor_parallel / expert_parallel: "
+                f"{point.tensor_parallel} / {point.expert_parallel}, but the reference engine is one process; use 1"
             ] = None
     return list(problems)
 

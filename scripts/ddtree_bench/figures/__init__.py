@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddtree_bench.figures import acceptance, budget_sweep, speedup
+from ddtree_bench.figures import acceptance, budget_sweep, concurrency, speedup
 
 
 @dataclass(frozen=True)
@@ -22,5 +22,5 @@ class Figure:
 
 FIGURES = {
     module.__name__.rpartition(".")[2]: Figure(module.TITLE, module.CAPTION, module.draw)
-    for module in (budget_sweep, speedup, acceptance)
+    for module in (budget_sweep, concurrency, speedup, acceptance)
 }

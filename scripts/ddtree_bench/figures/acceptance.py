@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ddtree_bench.comparisons import succeeded
 from ddtree_bench.figures import style
-from ddtree_bench.figures.facets import failed_of, failures, in_order, marks, panels
+from ddtree_bench.figures.facets import failed_of, failures, in_order, looks, marks, panels
 from ddtree_bench.stats import mean_interval
 
 TITLE = "Acceptance by depth"
@@ -35,10 +35,10 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
     """Draw the figure from the tables `cells` and `acceptance`; returns the paths written (PDF, PNG, SVG, CSV)."""
     with style.look():
         groups = list(panels(tables["cells"])) or [("nothing measured", tables["cells"].assign(configuration=None))]
-        looks = _looks(groups)
+        strokes = looks([panel[panel["method"] != "AR"] for _, panel in groups])
         columns = min(PER_ROW, len(groups))
         rows = -(-len(groups) // columns)
-        handles = _handles(groups, looks)
+        handles = _handles(groups, strokes)
         labels = [str(handle.get_label()) for handle in handles]
         width = _width(columns, labels)
         notes = style.wrap_notes(_notes(groups), width)
@@ -60,7 +60,7 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
                 )
             )
             axes.set_title(title, loc="left", fontweight="bold", pad=4)
-            drawn += [{"panel": title, **line} for line in _panel(axes, panel, tables["acceptance"], looks)]
+            drawn += [{"panel": title, **line} for line in _panel(axes, panel, tables["acceptance"], strokes)]
             if column == 0:
                 axes.set_ylabel("P(at least d drafts accepted)")
         figure.legend(
@@ -81,30 +81,15 @@ def _width(columns: int, labels: Sequence[str]) -> float:
     return style.SINGLE_COLUMN if columns == 1 and fits else style.DOUBLE_COLUMN
 
 
-def _looks(groups: Sequence[tuple[str, pd.DataFrame]]) -> dict[str, style.Stroke]:
-    """Stroke of each drafting configuration, the same in every panel: darker with a larger budget."""
-    looks: dict[str, style.Stroke] = {}
-    for method in ("DFLASH", "DDTREE"):
-        found: dict[str, tuple[int, int]] = {}
-        for _, panel in groups:
-            for group in in_order(panel[panel["method"] == method]):
-                first = group.iloc[0]
-                size = first["budget"] if method == "DDTREE" else first["block_size"]
-                found[first["configuration"]] = (int(size), int(first["topk_cap"]) if method == "DDTREE" else 0)
-        ordered = sorted(found, key=lambda name: (found[name], name))
-        looks |= zip(ordered, style.strokes(method, len(ordered)), strict=True)
-    return looks
-
-
 def _panel(
-    axes: Axes, panel: pd.DataFrame, acceptance: pd.DataFrame, looks: dict[str, style.Stroke]
+    axes: Axes, panel: pd.DataFrame, acceptance: pd.DataFrame, strokes: dict[str, style.Stroke]
 ) -> list[dict[str, Any]]:
     drawn: list[dict[str, Any]] = []
     for group in in_order(panel[panel["method"] != "AR"]):
         first = group.iloc[0]
         common = {"method": first["method"], "configuration": first["configuration"]}
         lines = _lines(succeeded(group), acceptance, common)
-        _curve(axes, lines, looks[first["configuration"]])
+        _curve(axes, lines, strokes[first["configuration"]])
         failed = group[group["status"] != "ok"]
         lines += [
             {**common, "kind": "failed", "repeat": r, "reason": why}
@@ -177,11 +162,11 @@ def _curve(axes: Axes, lines: list[dict[str, Any]], stroke: style.Stroke) -> Non
     )
 
 
-def _handles(groups: Sequence[tuple[str, pd.DataFrame]], looks: dict[str, style.Stroke]) -> list[Line2D]:
+def _handles(groups: Sequence[tuple[str, pd.DataFrame]], strokes: dict[str, style.Stroke]) -> list[Line2D]:
     """A legend entry a configuration, with how many of its runs failed; a cross for one that has no curve."""
     cells = pd.concat([panel for _, panel in groups])
     handles = []
-    for name, stroke in looks.items():
+    for name, stroke in strokes.items():
         mine = cells[cells["configuration"] == name]
         failed = failed_of(mine)
         label = f"{name} (× {failed} failed)" if failed else name

@@ -11,21 +11,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import ScaledTranslation, Transform
+from matplotlib.transforms import ScaledTranslation
 
 from ddtree_bench.comparisons import succeeded
 from ddtree_bench.figures import style
+from ddtree_bench.figures.curve import draw_curve
 from ddtree_bench.figures.facets import failed_of, failures, in_order, marks, panels
-from ddtree_bench.figures.sweep_data import (
-    BESIDE,
-    DRAWN,
-    METRICS,
-    Metric,
-    Scale,
-    budgets_of,
-    cap_series,
-    marks_of_group,
-)
+from ddtree_bench.figures.log_axis import LogAxis
+from ddtree_bench.figures.sweep_data import DRAWN, METRICS, Metric, budgets_of, cap_series, marks_of_group
 
 TITLE = "Budget sweep"
 CAPTION = (
@@ -52,12 +45,12 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
     with style.look():
         groups = list(panels(tables["cells"]))
         windows = {title: _window(panel, tables["budget"]) for title, panel in groups}
-        scales = {title: Scale(budgets_of(panel), len(cap_series(panel)), 72 * EACH) for title, panel in groups}
+        scales = {title: LogAxis(budgets_of(panel), len(cap_series(panel)), 72 * EACH) for title, panel in groups}
         handles = _handles(groups)
         notes = style.wrap_notes(_notes(groups, windows), style.DOUBLE_COLUMN)
         heads = {title: _head(panel, scales[title]) for title, panel in groups}
         feet = [X_LABEL if title == groups[-1][0] else 0.6 * X_LABEL for title, _ in groups]
-        feet = [f + _tick_room(scales[title]) for f, (title, _) in zip(feet, groups, strict=True)]
+        feet = [f + scales[title].tick_room for f, (title, _) in zip(feet, groups, strict=True)]
         height = EDGE + style.legend_height([str(h.get_label()) for h in handles], _legend_width()) + EDGE
         height += sum(heads.values()) + len(groups) * ROW + sum(feet) + style.note_height(notes)
         figure = style.new_figure(style.DOUBLE_COLUMN, height)
@@ -70,7 +63,7 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
             for axis, metric in zip(axes, METRICS, strict=True):
                 drawn += [{"panel": title, **row} for row in _panel(axis, panel, metric, windows[title], scales[title])]
                 if title == groups[-1][0]:
-                    axis.set_xlabel(f"Budget (nodes, {'evenly spaced' if scales[title].evenly else 'log scale'})")
+                    axis.set_xlabel(f"Budget (nodes, {scales[title].words})")
             top += ROW + foot
         style.footnote(figure, notes, style.DOUBLE_COLUMN)
         return style.save(figure, pd.DataFrame(drawn, columns=DRAWN), stem)
@@ -80,18 +73,12 @@ def _legend_width() -> float:
     return style.DOUBLE_COLUMN - 2 * EDGE
 
 
-def _head(panel: pd.DataFrame, scale: Scale) -> float:
+def _head(panel: pd.DataFrame, scale: LogAxis) -> float:
     """Inches above the axes of a panel: title, failed baselines, crosses."""
     counts = list(_failed_budgets(panel).values())
     crowded = scale.crowded([count for count, _ in counts], style.FOOT_SIZE)
     strip = (STRIP_CROWDED if crowded else STRIP) if counts else 0.0
     return ROW_TITLE + FAILED_LINE * len(_failed_baselines(panel)) + strip
-
-
-def _tick_room(scale: Scale) -> float:
-    """Inches that turned tick labels take more than level ones."""
-    labels = [str(budget) for budget in scale.budgets]
-    return style.text_width(labels, 7) if scale.crowded(labels, 7) else 0.0
 
 
 def _titles(figure: Figure, title: str, panel: pd.DataFrame, top: float) -> None:
@@ -139,7 +126,7 @@ def _window(panel: pd.DataFrame, budget: pd.DataFrame) -> str:
     return str(budget.merge(panel[keys].drop_duplicates(), on=keys)["window"].iloc[0])
 
 
-def _panel(axes: Axes, panel: pd.DataFrame, metric: Metric, window: str, scale: Scale) -> list[dict[str, Any]]:
+def _panel(axes: Axes, panel: pd.DataFrame, metric: Metric, window: str, scale: LogAxis) -> list[dict[str, Any]]:
     drawn: list[dict[str, Any]] = []
     configurations = in_order(panel)
     for group in configurations:
@@ -155,7 +142,7 @@ def _panel(axes: Axes, panel: pd.DataFrame, metric: Metric, window: str, scale: 
     if not any(row["kind"] == "mean" for row in drawn):
         axes.set_yticks([0])
         style.say(axes, _nothing(panel))
-    elif not scale.budgets:
+    elif not scale.values:
         style.say(axes, "no DDTree cell")
     return drawn
 
@@ -172,7 +159,7 @@ def _baselines(panel: pd.DataFrame) -> dict[str, style.Stroke]:
     return strokes
 
 
-def _crosses(axes: Axes, failed: Mapping[int, tuple[str, bool]], scale: Scale) -> None:
+def _crosses(axes: Axes, failed: Mapping[int, tuple[str, bool]], scale: LogAxis) -> None:
     """Failed runs above the axes, where no value is read: a cross and how many of how many."""
     crowded = scale.crowded([count for count, _ in failed.values()], style.FOOT_SIZE)
     for budget, (count, whole) in failed.items():
@@ -192,14 +179,11 @@ def _crosses(axes: Axes, failed: Mapping[int, tuple[str, bool]], scale: Scale) -
         )
 
 
-def _limits(axes: Axes, drawn: Sequence[Mapping[str, Any]], scale: Scale) -> None:
+def _limits(axes: Axes, drawn: Sequence[Mapping[str, Any]], scale: LogAxis) -> None:
     ends = [row[end] for row in drawn for end in ("value", "high") if row.get(end, np.nan) == row.get(end, np.nan)]
     axes.set_ylim(0, 1.12 * max(ends, default=1.0))
     axes.locator_params(axis="y", nbins=5)
-    axes.set_xlim(*scale.limits)
-    labels = [str(budget) for budget in scale.budgets]
-    axes.set_xticks(list(scale.places.values()), labels, rotation=90 if scale.crowded(labels, 7) else 0)
-    axes.minorticks_off()
+    scale.set_ticks(axes)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -218,52 +202,14 @@ def _reference(axes: Axes, rows: Sequence[Mapping[str, Any]], stroke: style.Stro
     axes.plot([0.03] * len(runs), runs, stroke.marker, transform=across, markersize=1.8, color=stroke.colour, zorder=3)
 
 
-def _curves(axes: Axes, panel: pd.DataFrame, drawn: list[dict[str, Any]], scale: Scale) -> None:
+def _curves(axes: Axes, panel: pd.DataFrame, drawn: list[dict[str, Any]], scale: LogAxis) -> None:
     series = cap_series(panel)
-    for place, ((label, members), stroke) in enumerate(
-        zip(series.items(), style.strokes("DDTREE", len(series)), strict=True)
-    ):
-        shift = scale.dodge * (place - (len(series) - 1) / 2)
-        outwards = 1 if 2 * place >= len(series) - 1 else -1
+    strokes = style.strokes("DDTREE", len(series))
+    for place, ((label, members), stroke) in enumerate(zip(series.items(), strokes, strict=True)):
         rows = [row for row in drawn if row["configuration"] in members]
         for row in rows:
             row["series"] = f"{row['series']}; {label}" if row.get("series") else label
-        _curve(axes, rows, scale, stroke, _shifted(axes, shift), _shifted(axes, shift + BESIDE * outwards))
-
-
-def _curve(
-    axes: Axes,
-    rows: Sequence[Mapping[str, Any]],
-    scale: Scale,
-    stroke: style.Stroke,
-    here: Transform,
-    beside: Transform,
-) -> None:
-    means = sorted((row for row in rows if row["kind"] == "mean"), key=lambda row: int(row["budget"]))
-    if not means:
-        return
-    x = [scale.places[int(row["budget"])] for row in means]
-    axes.plot(x, [row["value"] for row in means], transform=here, zorder=4, **stroke.options)
-    ranged = [(at, row) for at, row in zip(x, means, strict=True) if row["low"] == row["low"]]
-    spots, lows, highs = [at for at, _ in ranged], [r["low"] for _, r in ranged], [r["high"] for _, r in ranged]
-    axes.vlines(spots, lows, highs, color=stroke.colour, linewidth=0.9, transform=here, zorder=4)
-    for ends in (lows, highs):
-        axes.plot(spots, ends, "_", color=stroke.colour, markersize=4.5, transform=here, zorder=4)
-    runs = [row for row in rows if row["kind"] == "run"]
-    axes.plot(
-        [scale.places[int(row["budget"])] for row in runs],
-        [row["value"] for row in runs],
-        stroke.marker,
-        color=stroke.colour,
-        markersize=1.8,
-        alpha=0.8,
-        transform=beside,
-        zorder=3,
-    )
-
-
-def _shifted(axes: Axes, points: float) -> Transform:
-    return axes.transData + ScaledTranslation(points / 72, 0, axes.figure.dpi_scale_trans)
+        draw_curve(axes, rows, "budget", scale, stroke, place)
 
 
 def _handles(groups: Sequence[tuple[str, pd.DataFrame]]) -> list[Line2D]:

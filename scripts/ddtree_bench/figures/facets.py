@@ -1,4 +1,4 @@
-"""What figures share when they read tables: names of configurations, panels, notes on failed cells, validity marks."""
+"""What figures share when they read tables: panels, names and looks of configurations, notes on failures, marks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from ddtree_bench.columns import ALONG
 from ddtree_bench.comparisons import CONFIGURATION, succeeded
-from ddtree_bench.figures.style import METHODS
+from ddtree_bench.figures.style import METHODS, Stroke, strokes
 
 SETTING = ("target", "engine", "model", "tensor_parallel", "expert_parallel")
 PANEL = (*SETTING, "workload", "load")
@@ -23,23 +24,35 @@ def panels(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
     Each part has a further column `configuration`: the name that figures give to a configuration.
     """
+    for title, group in _cut(frame, PANEL):
+        yield f"{title}{APART}C = {group['concurrency'].iloc[0]}", group.assign(configuration=_names(group))
+
+
+def along_concurrency(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The frame cut as by `panels`, all loads together: a configuration has one name at every concurrency."""
+    for title, group in _cut(frame, PANEL[:-1]):
+        yield title, group.assign(configuration=_names(group, ALONG))
+
+
+def _cut(frame: pd.DataFrame, by: tuple[str, ...]) -> Iterator[tuple[str, pd.DataFrame]]:
     varying = [name for name in SETTING[1:] if frame[name].nunique() > 1]
-    for key, group in frame.groupby(list(PANEL), dropna=False, sort=True):
-        values = dict(zip(PANEL, key, strict=True))
-        parts = [str(values["target"])]
-        parts += [_setting(name, values[name]) for name in varying]
-        parts += [str(values["workload"]), f"C = {group['concurrency'].iloc[0]}"]
-        yield " · ".join(parts), group.assign(configuration=_names(group)).reset_index(drop=True)
+    for key, group in frame.groupby(list(by), dropna=False, sort=True):
+        values = dict(zip(by, key, strict=True))
+        settings = [_setting(name, values[name]) for name in varying]
+        yield APART.join([str(values["target"]), *settings, str(values["workload"])]), group.reset_index(drop=True)
 
 
 def _setting(name: str, value: Any) -> str:
     return {"tensor_parallel": f"TP{value}", "expert_parallel": f"EP{value}"}.get(name, str(value))
 
 
-def _names(group: pd.DataFrame) -> pd.Series:
-    """Names of configurations; where the method's own parameters do not tell two apart, with what does."""
+def _names(group: pd.DataFrame, free: Sequence[str] = ()) -> pd.Series:
+    """Names of configurations; where the method's own parameters do not tell two apart, with what does.
+
+    Values in the columns `free` may differ within a configuration.
+    """
     plain = group.apply(name_of, axis=1)
-    full = group[list(CONFIGURATION)].astype(str)
+    full = group[[column for column in CONFIGURATION if column not in free]].astype(str)
     names = plain.copy()
     for name in plain.unique():
         same = full[plain == name]
@@ -49,6 +62,11 @@ def _names(group: pd.DataFrame) -> pd.Series:
                 f"{name}{APART}" + ", ".join(f"{c}={row[c][:12]}" for c in varying) for _, row in same.iterrows()
             ]
     return names
+
+
+def broken(name: str) -> str:
+    """A configuration's name over as many lines as it has parts: method and budget stand whole in the first."""
+    return name.replace(APART, "\n").replace(", ", "\n")
 
 
 def name_of(row: Mapping[str, Any]) -> str:
@@ -69,6 +87,29 @@ def in_order(frame: pd.DataFrame) -> list[pd.DataFrame]:
     return [group for _, group in groups]
 
 
+def looks(parts: Sequence[pd.DataFrame]) -> dict[str, Stroke]:
+    """Stroke of each configuration of all parts, the same in every panel: darker with a larger budget.
+
+    `parts` have the column `configuration`; the order is that of reading.
+    """
+    found: dict[str, Stroke] = {}
+    for method in METHODS:
+        sizes: dict[str, tuple[int, int]] = {}
+        for part in parts:
+            for group in in_order(part[part["method"] == method]):
+                first = group.iloc[0]
+                sizes[first["configuration"]] = _size(first)
+        ordered = sorted(sizes, key=lambda name: (sizes[name], name))
+        found |= zip(ordered, strokes(method, len(ordered)), strict=True)
+    return found
+
+
+def _size(row: Mapping[str, Any]) -> tuple[int, int]:
+    if row["method"] == "DDTREE":
+        return int(row["budget"]), int(row["topk_cap"])
+    return (int(row["block_size"]) if row["method"] == "DFLASH" else 0), 0
+
+
 def failures(cells: pd.DataFrame, where: str = "") -> list[str]:
     """A note for each configuration with failed cells: how many of how many, and why."""
     notes = []
@@ -77,12 +118,15 @@ def failures(cells: pd.DataFrame, where: str = "") -> list[str]:
         if failed.empty:
             continue
         reasons = [str(reason) for reason in dict.fromkeys(failed["reason"].fillna("no reason recorded"))]
-        text = "; ".join(
-            reason if len(reason) <= REASON_LENGTH else reason[: REASON_LENGTH - 1] + "…" for reason in reasons
-        )
+        text = "; ".join(shortened(reason) for reason in reasons)
         place = f"{where}: " if where else ""
         notes.append(f"× {place}{group['configuration'].iloc[0]}: {len(failed)} of {len(group)} runs failed: {text}")
     return notes
+
+
+def shortened(reason: str) -> str:
+    """A reason that fits into a note."""
+    return reason if len(reason) <= REASON_LENGTH else reason[: REASON_LENGTH - 1] + "…"
 
 
 def failed_of(cells: pd.DataFrame) -> str:
@@ -97,14 +141,16 @@ def marks_of(cells: pd.DataFrame) -> list[str]:
     if good.empty:
         return []
     answered, sent = int(good["requests_ok"].sum()), int(good["requests"].sum())
-    broken, cached = int(good["identity_broken"].sum()), int(good["cached_prompt_tokens"].sum())
+    unequal, cached = int(good["identity_broken"].sum()), int(good["cached_prompt_tokens"].sum())
+    sought, ran = int(good["concurrency"].max()), good["server_running_max"].max()
     found = {
         f"only {answered} of {sent} requests succeeded": answered < sent,
-        f"tokens are not 1 + rounds + accepted drafts in {broken} requests": broken > 0,
+        f"tokens are not 1 + rounds + accepted drafts in {unequal} requests": unequal > 0,
         # Budget 1 and cap 1 are chains by construction.
         "no tree branched: a chain": _any(good["tree_is_chain"]) and good[["budget", "topk_cap"]].iloc[0].min() > 1,
         f"{cached} prompt tokens from the prefix cache": cached > 0,
         "no steady window to use: full window": (good["throughput_window"] != "steady").any(),
+        f"at most {ran} of {sought} requests ran at once, by the server's samples": pd.notna(ran) and ran < sought,
         "prompts used more than once": _any(good["repeat_prompts"]),
         "text after its end (ignore_eos), which inflates the accept length": _any(good["ignore_eos"]),
         "tokens differ from the server's count by more than 1 %": _any(good["counter_mismatch"]),

@@ -13,7 +13,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from ddtree_bench.comparisons import FACTORS, run_ratios
 from ddtree_bench.figures import style
-from ddtree_bench.figures.facets import APART, failures, in_order, marks, panels
+from ddtree_bench.figures.facets import broken, failures, in_order, marks, panels
 
 TITLE = "Speed-up over AR, explained"
 CAPTION = (
@@ -88,20 +88,15 @@ def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
         return style.save(figure, pd.DataFrame(drawn, columns=DRAWN), stem)
 
 
-def _broken(name: str) -> str:
-    """A configuration's name over as many lines as it has parts: method and budget stand whole in the first."""
-    return name.replace(APART, "\n").replace(", ", "\n")
-
-
 def _tall(panel: pd.DataFrame) -> float:
     """Inches of a row of panels."""
-    lines = [_broken(name).count("\n") + 1 for name in panel["configuration"]]
+    lines = [broken(name).count("\n") + 1 for name in panel["configuration"]]
     return max(2, len(panel)) * max(LINE, LABEL_LINE * max(lines) + 0.06) + 0.08
 
 
 def _margins(groups: Sequence[tuple[str, pd.DataFrame]]) -> tuple[float, float]:
     """Inches left for the longest name with its dagger, and right for the numbers and the counts of failed runs."""
-    names = [f"{_broken(name)}†" for _, panel in groups for name in panel["configuration"]]
+    names = [f"{broken(name)}†" for _, panel in groups for name in panel["configuration"]]
     failed = any((panel["n_failed"] > 0).any() for _, panel in groups)
     return style.text_width(names, LABEL_SIZE) + LABEL_PAD, RIGHT_FAILED if failed else RIGHT
 
@@ -213,7 +208,7 @@ def _draw_row(axes: Sequence[Axes], panel: pd.DataFrame, lines: Sequence[Mapping
         axis.tick_params(axis="y", length=0)
         axis.spines[["top", "right", "left"]].set_visible(False)
     for name, place in places.items():
-        label = f"{_broken(name)}{'†' if name in unpaired else ''}"
+        label = f"{broken(name)}{'†' if name in unpaired else ''}"
         _label(axes[0], label, place, style.METHODS[methods[name]].colour if methods[name] != "DFLASH" else "#9A6400")
         if methods[name] == "AR" and any(line["configuration"] == name and line["kind"] == "mean" for line in lines):
             axes[0].plot([1], [place], style.METHODS["AR"].marker, color=style.METHODS["AR"].colour, zorder=4)

@@ -1,14 +1,11 @@
-"""What the budget sweep draws, as data: the marks of a panel, its curves, and where budgets stand on the axis."""
+"""What the budget sweep draws, as data: the marks of a panel and its curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ddtree_bench.comparisons import succeeded
@@ -16,10 +13,6 @@ from ddtree_bench.figures import style
 from ddtree_bench.figures.facets import name_of
 from ddtree_bench.stats import mean_interval
 
-CLOSE = 1.3
-"""Neighbouring budgets closer than this ratio would print over each other on a logarithmic axis."""
-DODGE, BESIDE, MARK = 5.0, 5.0, 3.0
-"""Points between curves at one budget (less where budgets are close), from a mean to its runs, and half of a mark."""
 DRAWN = [
     "panel",
     "metric",
@@ -52,65 +45,6 @@ METRICS = (
     Metric("accept_length_rounds", "Accept length, whole\nrounds (tokens/round)"),
     Metric("round_time_s", "Round time (ms)", 1000.0),
 )
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The budget axis: where each budget stands, and how far curves at one budget are moved apart.
-
-    Attributes
-    ----------
-    budgets : tuple of int
-        The budgets of the panel, ascending.
-    curves : int
-        Curves of the panel.
-    width : float
-        Width of the axes in points.
-    """
-
-    budgets: tuple[int, ...]
-    curves: int
-    width: float
-
-    @cached_property
-    def evenly(self) -> bool:
-        """Whether budgets stand side by side, since some are too close for a logarithmic axis."""
-        return any(b / a < CLOSE for a, b in pairwise(self.budgets))
-
-    @cached_property
-    def places(self) -> dict[int, float]:
-        """Coordinate of each budget on the axis."""
-        return {b: float(i) if self.evenly else float(np.log2(b)) for i, b in enumerate(self.budgets)}
-
-    @cached_property
-    def dodge(self) -> float:
-        """Points between neighbouring curves: all of them stay nearer to their budget than to the next."""
-        between = 0.5 * self._least_gap / max(1.0, self._range) * 0.8 * self.width
-        room = between if len(self.budgets) > 1 else 0.25 * self.width
-        return min(DODGE, room / max(1, self.curves - 1))
-
-    @cached_property
-    def limits(self) -> tuple[float, float]:
-        """Ends of the axis: everything that is moved aside stays inside."""
-        spots = list(self.places.values()) or [0.0]
-        aside = self.dodge * (self.curves - 1) / 2 + BESIDE + MARK
-        pad = max(0.12 * self._range, self._range * aside / (self.width - 2 * aside)) or 0.5
-        return min(spots) - pad, max(spots) + pad
-
-    @property
-    def _range(self) -> float:
-        spots = list(self.places.values()) or [0.0]
-        return max(spots) - min(spots)
-
-    @property
-    def _least_gap(self) -> float:
-        return min((b - a for a, b in pairwise(self.places.values())), default=0.0)
-
-    def crowded(self, labels: Sequence[str], size: float) -> bool:
-        """Whether labels of this font size at neighbouring budgets would touch."""
-        low, high = self.limits
-        gap = self._least_gap / (high - low) * self.width / 72
-        return len(self.budgets) > 1 and gap < style.text_width(labels, size) + 0.03
 
 
 def budgets_of(panel: pd.DataFrame) -> tuple[int, ...]:

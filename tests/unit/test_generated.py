@@ -33,7 +33,7 @@ def test_every_configuration_that_is_shipped_is_valid(path: Path) -> None:
     assert points
 
 
-def test_the_demo_measures_every_method_at_every_concurrency_on_prompts_that_share_a_beginning() -> None:
+def test_the_demo_measures_every_method_at_every_concurrency_on_the_same_prompts() -> None:
     config, points = validate(DEMO, ROOT)
     measured: dict[str, set[int]] = {}
     for point in points:
@@ -44,5 +44,4 @@ def test_the_demo_measures_every_method_at_every_concurrency_on_prompts_that_sha
     spec = config.workloads["heldout"]
     prompts = read(ROOT / spec.prompts)
     chosen = [select(prompts, spec.blocks, spec.n_min, load) for load in (1, 2, 4, 8)]
-    assert [len(some) for some in chosen] == [12, 12, 16, 32]
-    assert all(chosen[-1][: len(some)] == some for some in chosen)
+    assert all(some == chosen[0] and len(some) == 32 for some in chosen)

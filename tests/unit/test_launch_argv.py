@@ -38,6 +38,11 @@ def test_tree_verify_with_flags_and_a_switch() -> None:
     assert argv == [*COMMON, *speculation, *end]
 
 
+def test_the_requests_admitted_at_once_are_those_of_the_configuration() -> None:
+    argv = launch_argv(server(max_running_requests=8), PLACE)
+    assert argv[argv.index("--max-running-requests") + 1] == "8"
+
+
 def test_models_of_the_reference_engine() -> None:
     assert reference_model("SmolLM2-135M-Instruct") == "smollm2" and reference_model("toy") == "toy"
     with pytest.raises(ValueError, match=r"'SmolLM2-360M-Instruct' is not one .* it has SmolLM2-135M-Instruct, toy"):

@@ -3,7 +3,15 @@
 Input: the views of all cells of the plan; the raw data they name in the store. Columns: docs/tables.md.
 """
 
-TABLES = ("cells", "runs", "speedup", "acceptance", "budget", "requests")
+TABLES = (
+    "cells",
+    "runs",
+    "speedup",
+    "acceptance",
+    "budget",
+    "crossovers",
+    "requests",
+)
 
 
 rule make_tables:

@@ -26,21 +26,20 @@ FACTORS = ("accept_length_factor", "step_time_factor", "residual_factor")
 
 @dataclass(frozen=True)
 class Named:
-    """A comparison that was named before measuring: a method (with its budget) against a baseline."""
+    """A comparison that was named before measuring: a method (with its budget) against a baseline, at a concurrency."""
 
     method: str
     baseline: str
     budget: int | None = None
     topk_cap: int | None = None
+    concurrency: int | None = None
 
     def covers(self, row: Mapping[str, Any], baseline: str) -> bool:
         """Whether `row`, a configuration, against `baseline` is this comparison; None matches any value."""
         if self.method != row["method"] or self.baseline != baseline:
             return False
-        return all(
-            wanted is None or wanted == row[key]
-            for key, wanted in (("budget", self.budget), ("topk_cap", self.topk_cap))
-        )
+        wanted = {name: getattr(self, name) for name in ("budget", "topk_cap", "concurrency")}
+        return all(value is None or value == row[name] for name, value in wanted.items())
 
 
 def configurations(cells: pd.DataFrame) -> list[pd.DataFrame]:

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ddtree_bench import stats
+from ddtree_bench.comparisons import Named
+from ddtree_bench.outputs import named_comparisons
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project
 from ddtree_bench.records.store import Store
@@ -106,22 +108,37 @@ def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
 
 def _unplanned_comparisons(project: Project) -> list[str]:
     """Name the comparisons of which nothing can come, since one of their sides is not in the sweep."""
-    servers, lines = project.plan.servers, []
-    for index, comparison in enumerate(project.config.comparisons):
-        wanted = comparison.model_dump(exclude={"baseline"}, exclude_none=True)
-        planned = any(all(getattr(server, key) == value for key, value in wanted.items()) for server in servers)
-        if not planned or not any(server.method == comparison.baseline for server in servers):
-            named = " ".join(f"{key} {value}" for key, value in wanted.items())
+    methods = {server.method for server in project.plan.servers}
+    lines = []
+    for index, comparison in enumerate(named_comparisons(project.config)):
+        if not _tests(project, [comparison]) or comparison.baseline not in methods:
+            parts = {name: getattr(comparison, name) for name in ("method", "budget", "topk_cap", "concurrency")}
+            named = " ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
             lines.append(f"warning: comparisons[{index}]: {named} against {comparison.baseline} is not in the sweep")
     return lines
+
+
+def _tests(project: Project, named: Sequence[Named]) -> int:
+    """Count the rows of the speed-up table that the comparisons cover: a test each, of one Holm correction."""
+    covered = set()
+    for cell in project.plan.cells:
+        row = {"method": cell.server.method, "budget": cell.server.budget, "topk_cap": cell.server.topk_cap}
+        row |= {"concurrency": cell.load.concurrency}
+        covered |= {
+            (cell.server, cell.workload, cell.load, comparison.baseline)
+            for comparison in named
+            if comparison.covers(row, comparison.baseline)
+        }
+    return len(covered)
 
 
 def _power(project: Project) -> str:
     repeats = project.config.repeats
     if repeats < 2:
         return "1 repeat: no interval can be given; 3 give one, a claim needs 5"
-    named = len(project.config.comparisons)
-    comparisons = max(1, named or sum(server.method != "AR" for server in project.plan.servers))
+    named = _tests(project, named_comparisons(project.config))
+    exploratory = {(c.server, c.workload, c.load) for c in project.plan.cells if c.server.method != "AR"}
+    comparisons = max(1, named or len(exploratory))
     one = stats.least_detectable_effect(ASSUMED_RUN_SD, repeats)
     every = stats.least_detectable_effect(ASSUMED_RUN_SD, repeats, comparisons)
     return (

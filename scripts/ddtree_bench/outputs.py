@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from ddtree_bench.comparisons import Named
+from ddtree_bench.config import Config
 from ddtree_bench.figures import FIGURES
 from ddtree_bench.project import Project, git_commit
 from ddtree_bench.report import ReportContext, write_report
@@ -20,8 +21,12 @@ SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
 
 def make_tables(project: Project, views: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """Return the tables of the views, with the comparisons that the configuration names beforehand."""
-    named = [Named(c.method, c.baseline, c.budget, c.topk_cap) for c in project.config.comparisons]
-    return build_tables(views, project.folders.store, named)
+    return build_tables(views, project.folders.store, named_comparisons(project.config))
+
+
+def named_comparisons(config: Config) -> list[Named]:
+    """Return the comparisons that a configuration names beforehand."""
+    return [Named(c.method, c.baseline, c.budget, c.topk_cap, c.concurrency) for c in config.comparisons]
 
 
 def make_report(

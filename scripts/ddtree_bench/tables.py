@@ -9,14 +9,14 @@ from typing import Any
 
 import pandas as pd
 
-from ddtree_bench import budgets, columns, comparisons, keys, metrics
+from ddtree_bench import budgets, columns, comparisons, crossovers, keys, metrics
 from ddtree_bench.identical_answers import Answers
 from ddtree_bench.records.files import sha256_file
 from ddtree_bench.records.store import REQUESTS, SERVER_SAMPLES, StoreError, read_attempt
 from ddtree_bench.records.views import read_view
 from ddtree_bench.targets.probe import host_key
 
-TABLES = ("cells", "runs", "speedup", "acceptance", "budget", "requests")
+TABLES = ("cells", "runs", "speedup", "acceptance", "budget", "crossovers", "requests")
 SIGNIFICANT_DIGITS = 12
 PANDAS_TYPES = {"text": "object", "int": "Int64", "float": "float64", "bool": "boolean"}
 
@@ -70,6 +70,8 @@ def build_tables(
     answers = Answers(frames["requests"], _reader({record["plan_key"]: folder for record, folder in records}))
     frames["speedup"] = typed(comparisons.speedup_rows(frames["cells"], named, answers), "speedup")
     frames["budget"] = typed(budgets.budget_rows(frames["cells"]), "budget")
+    crossings = crossovers.crossover_rows(frames["cells"], frames["speedup"], frames["requests"])
+    frames["crossovers"] = typed(crossings, "crossovers")
     return {name: frames[name] for name in TABLES}
 
 

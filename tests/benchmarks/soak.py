@@ -48,13 +48,21 @@ def ask(url: str, seed: int) -> str:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    try:
+        return read(url, body, tokens, leave_after)
+    except requests.RequestException:
+        return "lost"
+
+
+def read(url: str, body: dict[str, Any], tokens: int, leave_after: int) -> str:
+    """Read a stream to its end, or leave after `leave_after` events if that is not negative."""
     usage, done, events = None, False, 0
     with requests.post(url + "/v1/completions", json=body, stream=True, timeout=600) as response:
         for line in response.iter_lines():
             if not line:
                 continue
             events += 1
-            if leave and events > leave_after:
+            if 0 <= leave_after < events:
                 return "left"
             if line == b"data: [DONE]":
                 done = True
@@ -126,12 +134,12 @@ def main() -> int:
         end(server)
     settled = [memory for at, memory in samples if at > WARM_SHARE * samples[-1][0]]
     growth = sum(settled[-10:]) / len(settled[-10:]) - sum(settled[:10]) / len(settled[:10])
-    held = final["running_requests"] + final["queued_requests"] + final["kv_tokens_used"]
+    held = final["running_requests"] + final["queued_requests"] + options.concurrency - final["kv_regions_free"]
     print(f"{sum(ends.values())} requests ({dict(ends)}), {final['rounds_total']} rounds in {samples[-1][0]:.0f} s")
     print(
         f"memory {settled[0]:.0f} MB after the warm-up, {growth:+.1f} MB until the end, at most {max(settled):.0f} MB"
     )
-    print(f"held at the end: {held}; aborted by the engine: {final['aborted_requests_total']}")
+    print(f"requests and regions held at the end: {held}; aborted by the engine: {final['aborted_requests_total']}")
     return int(ends["lost"] > 0 or held > 0 or growth > GROWTH_SHARE * settled[0])
 
 

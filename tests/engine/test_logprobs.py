@@ -8,10 +8,10 @@ from itertools import accumulate
 import pytest
 from api_client import CHAT, CHAT_PATH, DRAWN, TEXT, TEXT_PATH, USAGE, InProcess, chat, contents, in_process, text
 
-from ddtree_reference.decode import TokenLogprob
 from ddtree_reference.logprobs import LEAST, LogprobForm
 from ddtree_reference.method import Method
 from ddtree_reference.startup import Opened
+from ddtree_reference.walk import TokenLogprob
 
 
 @pytest.fixture(scope="module")

@@ -48,15 +48,14 @@ def test_a_chain_has_its_length_as_depth_and_ar_has_none() -> None:
 def test_every_round_of_a_server_is_logged(toy: Opened, tmp_path: Path, method: Method) -> None:
     path = tmp_path / "deep" / "rounds.jsonl"
     ends: queue.Queue[Update] = queue.Queue()
-    with RoundLog(path) as log:
-        worker = Worker(toy.engine, toy.tokenizer, method, round_log=log)
-        worker.start()
-        for prompt in ("hello", "Write a poem", "2+2"):
-            emit = lambda update: ends.put(update) if update.last else None  # noqa: E731
-            worker.submit(Job(prompt, tuple(chat_ids(toy, prompt)), 20, None, (), emit))
-        updates = [ends.get(timeout=30) for _ in range(3)]
-        counters = worker.snapshot()
-        worker.stop()
+    worker = Worker(toy.engine, toy.tokenizer, method, round_log=RoundLog(path))
+    for prompt in ("hello", "Write a poem", "2+2"):
+        emit = lambda update: ends.put(update) if update.last else None  # noqa: E731
+        worker.submit(Job(prompt, tuple(chat_ids(toy, prompt)), 20, None, (), emit))
+    worker.start()
+    updates = [ends.get(timeout=30) for _ in range(3)]
+    counters = worker.snapshot()
+    worker.stop()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == counters["rounds_total"]
     assert sum(line["committed"] for line in lines) == 3 * 20 - 3, "the first token of each comes with its prompt"
@@ -68,3 +67,10 @@ def test_every_round_of_a_server_is_logged(toy: Opened, tmp_path: Path, method: 
         assert sum(rounds) == sum(line["sequences"] for line in lines)
         assert all(line["nodes"] == 4 * line["sequences"] for line in lines)
         assert all(min(line["seconds"].values()) > 0 for line in lines)
+
+
+def test_a_log_that_cannot_be_written_ends_and_serving_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    log = RoundLog(Path("/dev/full"))
+    log.write([Round((1,), 0, 1)], TIMES, 0)
+    log.write([Round((1,), 0, 1)], TIMES, 0)
+    assert caplog.text.count("no more rounds are logged") == 1

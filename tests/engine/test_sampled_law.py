@@ -45,12 +45,11 @@ def engine() -> Engine:
 def next_token(engine: Engine, tokens: tuple[int, ...]) -> dict[int, float]:
     """The exact law of the token that AR draws after `tokens`."""
     rows = len(tokens)
-    mask = model.attention_mask(engine.target, torch.ones(rows, rows, dtype=torch.bool).tril(), 0)
-    spans = [model.Span(0, 0, rows, mask)]
+    spans = [model.causal_span(engine.target, 0, 0, rows)]
     hidden, _ = model.forward(engine.target, engine.cache, torch.tensor(tokens), torch.arange(rows), spans)
     scores, _ = model.logits(engine.target, hidden[-1:])
-    ids, probabilities = sampling.distribution(scores[0], Sampling(temperature=1.0))
-    return {token: p for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True) if token in ALPHABET}
+    probabilities = torch.softmax(scores[0].double(), -1)
+    return {token: float(probabilities[token]) for token in ALPHABET}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,7 @@ def drawn(engine: Engine, method: Method, draws: int) -> tuple[Counter[tuple[int
         scheduler.add(seed, Request(PROMPT, TOKENS, None, Sampling(temperature=1.0, seed=seed)))
     accepted = proposed = 0
     while scheduler.running or scheduler.waiting:
-        for advance in scheduler.step().advances:
+        for advance in scheduler.step():
             answers.setdefault(advance.key, []).extend(advance.round.tokens)
             accepted += advance.round.accepted
             proposed += max(0, advance.round.width - 1)
@@ -129,12 +128,16 @@ def wrong_sibling(parents: Sequence[int], tokens: Sequence[int], choose: Callabl
 tree_walk = tree.walk
 
 
-@pytest.mark.parametrize("mutant", [biased_walk, wrong_sibling])
+@pytest.mark.parametrize(("mutant", "method"), [(biased_walk, CHAIN), (biased_walk, TREE), (wrong_sibling, TREE)])
 def test_walks_that_change_the_law_are_found(
-    engine: Engine, exact: Law, monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., tuple[list[int], int]]
+    engine: Engine,
+    exact: Law,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[..., tuple[list[int], int]],
+    method: Method,
 ) -> None:
     monkeypatch.setattr(tree, "walk", mutant)
-    counts, _ = drawn(engine, TREE, DRAWS // 5)
+    counts, _ = drawn(engine, method, DRAWS // 5)
     assert p_value(exact, counts) < REJECT_BELOW
 
 
@@ -173,6 +176,32 @@ def test_draws_invert_the_cumulative_distribution() -> None:
     assert [sampling.draw(scores, sampled, u) for u in (0.0, 0.2499, 0.2501, 0.7499, 0.7501, 0.9999999)] == [
         0, 0, 1, 1, 2, 2,
     ]  # fmt: skip
+
+
+def test_equal_logits_leave_something_to_draw_from_at_any_top_p() -> None:
+    for count in (7, 258, 49152):
+        for top_p in (1e-9, 1e-3, 0.5):
+            assert 0 <= sampling.draw(torch.zeros(count), Sampling(1.0, top_p), 0.3) < count
+
+
+def test_top_p_1_cuts_nothing_beside_top_k() -> None:
+    scores = torch.tensor([0.0, -30.0, -40.0])
+    assert len(sampling.distribution(scores, Sampling(1.0, 1.0, top_k=2))[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -1.0}, "temperature -1.0: at least 0"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"top_p": 0.0}, "top_p 0.0: above 0"),
+        ({"top_k": 0}, "top_k 0: at least 1"),
+        ({"seed": -1}, "seed -1: at least 0"),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**values)  # type: ignore[arg-type]
 
 
 def test_a_seed_fixes_the_numbers_whatever_their_count() -> None:

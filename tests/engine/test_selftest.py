@@ -9,7 +9,7 @@ import torch
 from engine_server import chat_ids
 from torch import Tensor
 
-from ddtree_reference import decode, linear, model, selftest, startup, tree
+from ddtree_reference import decode, linear, model, selftest, startup
 from ddtree_reference.method import Method
 from ddtree_reference.model import Span, Target
 from ddtree_reference.sequence import Request
@@ -36,18 +36,15 @@ def test_tree_rows_are_bit_identical_to_rows_computed_alone(smollm2: Opened, nod
     prompt = chat_ids(smollm2, "Write a Python function to reverse a string")
     prompt += [rng.randrange(100, 8000) for _ in range(23 * seed)]
     start = len(prompt)
-    causal = torch.ones(start, start, dtype=torch.bool).tril()
-    span = Span(0, 0, start, model.attention_mask(target, causal, 0))
-    model.forward(target, cache, torch.tensor(prompt), torch.arange(start), [span])
+    spans = [model.causal_span(target, 0, 0, start)]
+    model.forward(target, cache, torch.tensor(prompt), torch.arange(start), spans)
     parents = [-1] + [rng.randrange(node) for node in range(1, nodes)]
     tokens = [rng.randrange(100, 8000) for _ in range(nodes)]
     depths = [0] * nodes
     for node in range(1, nodes):
         depths[node] = depths[parents[node]] + 1
-    mask = model.attention_mask(target, torch.from_numpy(tree.visibility(parents)), start)
-    hidden, _ = model.forward(
-        target, cache, torch.tensor(tokens), torch.tensor(depths) + start, [Span(0, start, nodes, mask)]
-    )
+    spans = [model.tree_span(target, 0, start, parents)]
+    hidden, _ = model.forward(target, cache, torch.tensor(tokens), torch.tensor(depths) + start, spans)
     logits, _ = model.logits(target, hidden)
     path, node = [], depths.index(max(depths))
     while node >= 0:
@@ -61,8 +58,8 @@ def test_tree_rows_are_bit_identical_to_rows_computed_alone(smollm2: Opened, nod
 
 def test_the_result_counts_what_it_compared(toy: Opened) -> None:
     result = run(toy, Method("DDTREE", budget=11))
-    assert result.contexts == (40, 600) and result.widths == (8, 12)
-    assert result.rows == (2 + 7 * 5) + 2 * 5 and result.differing == 0 and result.passed
+    assert result.contexts == (40, 600) and result.widths == (8, 12) and result.batch_rows == (100, 256)
+    assert result.rows == (2 + 7 * 5) + 2 * 5 + 2 * 5 and result.differing == 0 and result.passed
 
 
 @pytest.mark.parametrize(
@@ -102,12 +99,45 @@ def test_numbers_that_depend_on_the_methods_own_width_are_found(toy: Opened, mon
     assert run(toy, Method("DFLASH", block_size=12)).differing == 5
 
 
-def test_numbers_that_depend_on_a_full_batch_are_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    skew(monkeypatch, lambda rows: 1 + 0.01 * (rows == 4 * 12))
-    assert run(toy, Method("DDTREE", budget=11), sequences=3).passed
-    full = run(toy, Method("DDTREE", budget=11), sequences=4)
-    assert full.batch_rows == (4 * 8, 4 * 12) and full.differing == 5
-    assert run(toy, Method("DDTREE", budget=11), sequences=1000).batch_rows == (512, 504)
+@pytest.mark.parametrize(
+    ("method", "sequences", "rows"),
+    [
+        (Method("DDTREE", budget=11), 4, 4 * 12),
+        (Method("DDTREE", budget=11), 4, 2 * 12),
+        (Method("DDTREE", budget=13), 4, 3 * 14),
+        (Method("AR"), 7, 7),
+        (Method("AR"), 7, 3),
+        (Method("DFLASH"), 1, 100),
+        (Method("DDTREE", budget=8), 1, 256),
+        (Method("DDTREE", budget=8), 1000, 512),
+    ],
+)
+def test_numbers_that_depend_on_a_batch_are_found(
+    toy: Opened, monkeypatch: pytest.MonkeyPatch, method: Method, sequences: int, rows: int
+) -> None:
+    assert rows in run(toy, method, sequences).batch_rows
+    skew(monkeypatch, lambda count: 1 + 0.01 * (count == rows))
+    assert run(toy, method, sequences).differing > 0
+    assert rows in selftest.PREFILL_ROWS or run(toy, method, 1).passed
+
+
+def test_numbers_that_are_wrong_at_the_end_of_a_batch_only_are_found(
+    toy: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = linear._product
+
+    def tail(layer: linear.Linear, n: int, x: Tensor) -> Tensor:
+        product = genuine(layer, n, x)
+        product[36:] *= 1.01 if len(x) == 48 else 1
+        return product
+
+    monkeypatch.setattr(linear, "_product", tail)
+    assert run(toy, Method("DDTREE", budget=11), sequences=4).differing > 0
+
+
+def test_a_short_context_is_tested_as_far_as_it_goes() -> None:
+    opened = startup.open_engine("toy", "auto", [Method("DDTREE")], max_context=100)
+    assert opened.self_test.passed and opened.self_test.contexts == (40, 60)
 
 
 def test_attention_that_fails_behind_a_long_context_only_is_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +148,7 @@ def test_attention_that_fails_behind_a_long_context_only_is_found(toy: Opened, m
 
     monkeypatch.setattr(model, "attend", long_dependent)
     result = run(toy, Method("DDTREE", budget=8))
-    assert result.differing == 2 * 5, "both widths of the method, and none of the short context"
+    assert result.differing == 4 * 5, "both widths of the method and two batches, and none of the short context"
 
 
 def test_scores_that_differ_without_changing_a_choice_are_found(toy: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +159,10 @@ def test_scores_that_differ_without_changing_a_choice_are_found(toy: Opened, mon
         return candidates, rescored * (1 + 1e-6 * (scores.shape[0] > 1))
 
     hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
-    chosen = model.choose(toy.engine.target, hidden)
+    target = toy.engine.target
+    chosen = model.pick(target, *model.logits(target, hidden))
     monkeypatch.setattr(model, "rescore", row_dependent)
-    assert model.choose(toy.engine.target, hidden) == chosen
+    assert model.pick(target, *model.logits(target, hidden)) == chosen
     assert not run(toy, Method()).passed
 
 

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import requests
@@ -106,11 +107,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_requests_beyond_the_queue_are_refused(toy: Opened) -> None:
     worker = Worker(toy.engine, toy.tokenizer, Method(), max_queued_requests=2)
-    for _ in range(2):
+    fitting = toy.engine.pool.total + 2
+    for _ in range(fitting):
         worker.submit(job(toy, "hello", lambda _: None))
     with pytest.raises(QueueFull, match="2 requests wait already"):
         worker.submit(job(toy, "hello", lambda _: None))
-    assert worker.snapshot()["queued_requests"] == 2 and worker.snapshot()["requests_total"] == 2
+    assert worker.snapshot()["queued_requests"] == worker.snapshot()["requests_total"] == fitting
     assert not worker.flush_cache(), "requests wait"
     worker.start()
     wait_for(lambda: worker.snapshot()["queued_requests"] == worker.snapshot()["running_requests"] == 0)
@@ -181,3 +183,44 @@ def test_log_probabilities_follow_the_tokens(toy: Opened, worker: Worker) -> Non
         assert len(row.top) == 3 and row.top[0][1] >= row.top[1][1] >= row.top[2][1] <= 0
         assert row.logprob <= row.top[0][1], "greedy takes the best"
         assert row.token in [token for token, _ in row.top]
+
+
+@pytest.mark.parametrize("method", [Method(), Method("DDTREE")], ids=lambda method: method.algorithm)
+def test_the_first_token_is_told_before_a_round_follows(
+    toy: Opened, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    order: list[str] = []
+    genuine = decode.decode_round
+
+    def noted(*arguments: Any) -> Any:
+        order.append("round")
+        return genuine(*arguments)
+
+    monkeypatch.setattr(decode, "decode_round", noted)
+    worker = Worker(toy.engine, toy.tokenizer, method)
+    ended = threading.Event()
+
+    def emit(update: Update) -> None:
+        order.append("update")
+        if update.last:
+            ended.set()
+
+    worker.submit(job(toy, "hello", emit))
+    worker.start()
+    assert ended.wait(SECONDS)
+    worker.stop()
+    assert order[:3] == ["update", "round", "update"]
+
+
+def test_a_stop_string_in_the_first_token_ends_the_answer_there(
+    toy: Opened, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = tuple(chat_ids(toy, "hello"))
+    first = answer(toy, worker, "hello")[0].text[0]
+    updates: queue.Queue[Update] = queue.Queue()
+    worker.submit(Job("hello", prompt, 40, None, (first,), updates.put))
+    ended = updates.get(timeout=SECONDS)
+    assert (ended.text, ended.finish_reason, ended.completion_tokens) == ("", "stop", 1)
+    assert answer(toy, worker, "hello")[-1].completion_tokens == 40
+    assert updates.empty() and "failed" not in caplog.text
+    assert worker.snapshot()["failed_requests_total"] == 0 and toy.engine.pool.free == toy.engine.pool.total

@@ -10,7 +10,7 @@ from check_claim import verdicts
 
 
 def ratio(baseline: str, low: float, **changes: Any) -> dict[str, Any]:
-    fixed = {"named": True, "method": "DDTREE", "budget": 8, "server": "b8", "baseline": baseline, "n": 10}
+    fixed = {"named": True, "method": "DDTREE", "budget": 4, "server": "b4", "baseline": baseline, "n": 10}
     rest = {"pairing": "paired", "speedup": low + 0.1, "speedup_low": low, "speedup_high": low + 0.2}
     return fixed | rest | {"identical_share": 1.0 if baseline == "AR" else float("nan")} | changes
 
@@ -20,20 +20,20 @@ def cleared(*rows: dict[str, Any]) -> bool:
 
 
 def test_both_bars_cleared() -> None:
-    assert cleared(ratio("AR", 1.11), ratio("DFLASH", 1.01))
+    assert cleared(ratio("AR", 1.31), ratio("DFLASH", 1.01))
 
 
 @pytest.mark.parametrize(
     "rows",
     [
-        [ratio("AR", 1.10), ratio("DFLASH", 1.01)],
-        [ratio("AR", 1.2), ratio("DFLASH", 1.0)],
-        [ratio("AR", 1.2), ratio("AR", 1.3), ratio("DFLASH", 0.8)],
-        [ratio("AR", 1.2)],
-        [ratio("AR", 1.2, n=9), ratio("DFLASH", 1.1)],
-        [ratio("AR", 1.2), ratio("DFLASH", 1.1, pairing="unpaired")],
-        [ratio("AR", 1.2, named=False), ratio("DFLASH", 1.1)],
-        [ratio("AR", 1.2, identical_share=0.99), ratio("DFLASH", 1.1)],
+        [ratio("AR", 1.30), ratio("DFLASH", 1.01)],
+        [ratio("AR", 1.4), ratio("DFLASH", 1.0)],
+        [ratio("AR", 1.4), ratio("AR", 1.5), ratio("DFLASH", 0.8)],
+        [ratio("AR", 1.4)],
+        [ratio("AR", 1.4, n=9), ratio("DFLASH", 1.1)],
+        [ratio("AR", 1.4), ratio("DFLASH", 1.1, pairing="unpaired")],
+        [ratio("AR", 1.4, named=False), ratio("DFLASH", 1.1)],
+        [ratio("AR", 1.4, identical_share=0.99), ratio("DFLASH", 1.1)],
     ],
 )
 def test_anything_less_is_not_cleared(rows: list[dict[str, Any]]) -> None:

@@ -152,3 +152,10 @@ def test_sweeps_of_unlike_servers_are_chosen_from_apart(tmp_path: Path) -> None:
     assert (
         trees.loc[(trees["max_running_requests"] == 8) & (trees["chosen_repeats"] > 0), "chosen_over_ar"].notna().all()
     )
+
+
+def test_a_comparison_can_be_named_at_one_concurrency(tmp_path: Path) -> None:
+    simulation = replace(SMALL, servers=(AR, tree(8)), concurrencies=(1, 2))
+    named = [comparisons.Named("DDTREE", "AR", concurrency=2)]
+    speedup = build(tmp_path, simulation, named=named)["speedup"]
+    assert speedup[speedup["baseline"] == "AR"].set_index("concurrency")["named"].to_dict() == {1: False, 2: True}

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from store_factory import AR, DFLASH, Simulation, build, make_results, tree
 
 from ddtree_bench import tables
-from ddtree_bench.crossovers import crossover_rows
 from ddtree_bench.figures import concurrency
 from ddtree_bench.figures.concurrency_data import accept_length, verdict
 
@@ -74,8 +73,7 @@ def note(figure: Figure) -> str:
 
 
 def crossovers(tables_: Frames) -> pd.DataFrame:
-    rows = crossover_rows(tables_["cells"], tables_["speedup"], tables_["requests"])
-    return tables.typed(rows, "crossovers").set_index("server")
+    return tables_["crossovers"].set_index("server")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddtree_reference.decode import Round, TokenLogprob
+from ddtree_reference.decode import Round
 from ddtree_reference.method import Method
 from ddtree_reference.stats import SpecCounts
 from ddtree_reference.tokenizer import Detokeniser, StopStrings, Tokenizer
+from ddtree_reference.walk import TokenLogprob
 
 FinishReason = Literal["stop", "length"]
 

@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve the model over HTTP")
     serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=_positive, default=30000)
+    serve.add_argument("--port", type=_port, default=30000)
     _add_model(serve)
     serve.add_argument("--served-model-name", help="the name requests use (default: the model's own)")
     serve.add_argument(
@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--round-log", type=Path, help="append a line of JSON for each round to this file")
     serve.add_argument(
-        "--shutdown-grace", type=float, default=1.0, help="seconds that running requests get to end on SIGTERM"
+        "--shutdown-grace", type=_seconds, default=1.0, help="seconds that running requests get to end on SIGTERM"
     )
     serve.add_argument("--start-id", default="", help="told back by /server_info (default: a random one)")
     serve.set_defaults(run=_serve)
@@ -116,6 +116,20 @@ def _positive(text: str) -> int:
     return value
 
 
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is no port: 1 to 65535")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds from 0 on")
+    return value
+
+
 # The commands import what they need themselves: --help and files answer without loading torch.
 
 
@@ -123,7 +137,7 @@ def _serve(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     import torch
 
-    from ddtree_reference import decode, fault, server, startup
+    from ddtree_reference import fault, server, startup
     from ddtree_reference.method import Method
     from ddtree_reference.round_log import RoundLog
     from ddtree_reference.service import Service
@@ -144,7 +158,6 @@ def _serve(options: argparse.Namespace) -> int:
     opened = startup.open_engine(
         options.model, options.numerics, [method], options.max_running_requests, options.enable_prefix_cache
     )
-    decode.check_method(opened.engine, method)
     round_log = RoundLog(options.round_log) if options.round_log else None
     worker = Worker(
         opened.engine,

@@ -8,20 +8,21 @@ the tree that is only its root.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ddtree_reference import drafter as dflash
-from ddtree_reference import model, sampling, tree
+from ddtree_reference import model, tree
 from ddtree_reference.drafter import Drafter
 from ddtree_reference.kv_pool import KVPool
 from ddtree_reference.method import Method
 from ddtree_reference.model import Span, Target
-from ddtree_reference.sequence import Request, Sequence
+from ddtree_reference.sequence import Request, Running
 from ddtree_reference.tree import Tree
+from ddtree_reference.walk import Draft, Path, TokenLogprob, walk_all
 
 PREFILL_CHUNK = 256  # prompt tokens of one forward
 
@@ -36,23 +37,6 @@ class Engine:
     draft_cache: Tensor
     pool: KVPool
     max_width: int
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What one sequence verifies in a round: a tree and each node's token, the root's (already committed) first."""
-
-    tree: Tree
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A token's log-probability under the target (temperature 1, nothing cut), and the best ones, best first."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +111,23 @@ def check_request(engine: Engine, request: Request) -> None:
         )
 
 
+def admit(engine: Engine, request: Request) -> Running | None:
+    """Give a request a region, with what is known of its prompt already in it; None when no region is free."""
+    loan = engine.pool.take(request.prompt)
+    if loan is None:
+        return None
+    if loan.cached and loan.source != loan.region.base:
+        for cache in (engine.cache, engine.draft_cache):
+            kept = cache[:, loan.source : loan.source + loan.cached]
+            cache[:, loan.region.base : loan.region.base + loan.cached] = kept
+    return Running(request, loan.region, loan.cached)
+
+
+def leave(engine: Engine, sequence: Running) -> None:
+    """Give a sequence's region back."""
+    engine.pool.give_back(sequence.region, sequence.tokens[: sequence.filled])
+
+
 def generate(engine: Engine, method: Method, request: Request) -> Iterator[Round]:
     """Yield the rounds of one answer, prefill's first token first, on an engine with a free region.
 
@@ -134,10 +135,9 @@ def generate(engine: Engine, method: Method, request: Request) -> Iterator[Round
     """
     check_method(engine, method)
     check_request(engine, request)
-    taken = engine.pool.take(request.prompt)
-    if taken is None:
+    sequence = admit(engine, request)
+    if sequence is None:
         raise RuntimeError("no region of the KV cache is free")
-    sequence = Sequence(request, *taken)
     try:
         while not sequence.prefilled:
             for _, first in prefill(engine, method, [sequence]):
@@ -146,35 +146,26 @@ def generate(engine: Engine, method: Method, request: Request) -> Iterator[Round
             [step], _ = decode_round(engine, method, [sequence])
             yield step
     finally:
-        engine.pool.give_back(sequence.region, sequence.tokens[: sequence.filled])
+        leave(engine, sequence)
 
 
 @torch.inference_mode()
-def prefill(engine: Engine, method: Method, sequences: list[Sequence]) -> list[tuple[Sequence, Round]]:
+def prefill(engine: Engine, method: Method, sequences: Sequence[Running]) -> list[tuple[Running, Round]]:
     """Compute up to PREFILL_CHUNK prompt tokens, the first sequences first; returns those whose prompt is done.
 
     The first token of an answer comes with the last one of its prompt.
     """
-    spans, members, room = [], [], PREFILL_CHUNK
+    spans: list[Span] = []
+    room = PREFILL_CHUNK
     for sequence in sequences:
         rows = min(room, len(sequence.request.prompt) - sequence.filled)
         if rows == 0:
             break
-        causal = torch.ones(rows, rows, dtype=torch.bool).tril()
-        mask = model.attention_mask(engine.target, causal, sequence.filled) if rows > 1 else None
-        spans.append(Span(sequence.region.base, sequence.filled, rows, mask))
-        members.append(sequence)
+        spans.append(model.causal_span(engine.target, sequence.region.base, sequence.filled, rows))
         room -= rows
-    tokens = [t for s, span in zip(members, spans, strict=True) for t in s.tokens[s.filled : s.filled + span.rows]]
-    positions = torch.cat([torch.arange(span.start, span.start + span.rows) for span in spans])
-    layers = () if method.algorithm == "AR" else engine.drafter.config.feature_layers
-    hidden, features = model.forward(
-        engine.target, engine.cache, torch.tensor(tokens), positions, spans, feature_layers=layers
-    )
-    if features is not None:
-        dflash.extend(engine.drafter, engine.draft_cache, features, positions, model.slots_of(spans))
+    hidden = _compute_prompts(engine, method, sequences[: len(spans)], spans)
     done, last_rows, row = [], [], 0
-    for sequence, span in zip(members, spans, strict=True):
+    for sequence, span in zip(sequences, spans, strict=False):
         sequence.filled += span.rows
         row += span.rows
         if sequence.filled == len(sequence.request.prompt):
@@ -182,16 +173,36 @@ def prefill(engine: Engine, method: Method, sequences: list[Sequence]) -> list[t
             last_rows.append(row - 1)
     if not done:
         return []
-    root = Draft(tree.chain(0), (0,))
-    paths = _walk(engine, hidden[last_rows], done, [root] * len(done))
+    paths = walk_all(engine.target, hidden[last_rows], done, [Draft(tree.chain(0), (0,))] * len(done))
     return [
         (sequence, Round(sequence.append((path.token,)), 0, 0, None, path.logprobs))
         for sequence, path in zip(done, paths, strict=True)
     ]
 
 
+def _compute_prompts(engine: Engine, method: Method, sequences: Sequence[Running], spans: Sequence[Span]) -> Tensor:
+    """The forward of the spans' prompt tokens, which the drafter sees too: hidden states [rows, dim]."""
+    tokens = [
+        token
+        for sequence, span in zip(sequences, spans, strict=True)
+        for token in sequence.tokens[span.start : span.start + span.rows]
+    ]
+    positions = torch.cat([torch.arange(span.start, span.start + span.rows) for span in spans])
+    hidden, features = model.forward(
+        engine.target, engine.cache, torch.tensor(tokens), positions, spans, _feature_layers(engine, method)
+    )
+    if features is not None:
+        dflash.extend(engine.drafter, engine.draft_cache, features, positions, model.slots_of(spans))
+    return hidden
+
+
+def _feature_layers(engine: Engine, method: Method) -> tuple[int, ...]:
+    """The layers whose outputs a drafter reads; AR has none."""
+    return () if method.algorithm == "AR" else engine.drafter.config.feature_layers
+
+
 @torch.inference_mode()
-def decode_round(engine: Engine, method: Method, sequences: list[Sequence]) -> tuple[list[Round], StageTimes]:
+def decode_round(engine: Engine, method: Method, sequences: Sequence[Running]) -> tuple[list[Round], StageTimes]:
     """Run one round of every sequence: their committed tokens, and what the stages took together."""
     lap = _Stopwatch()
     draft_s = head_s = tree_s = 0.0
@@ -207,7 +218,7 @@ def decode_round(engine: Engine, method: Method, sequences: list[Sequence]) -> t
         drafts = _shape(method, anchors, *best)
         tree_s = lap()
     hidden, features, spans = _verify(engine, method, sequences, drafts)
-    paths = _walk(engine, hidden, sequences, drafts)
+    paths = walk_all(engine.target, hidden, sequences, drafts)
     verify_s = lap()
     _keep(engine, spans, paths, features)
     rounds = [
@@ -226,7 +237,9 @@ def _best_tokens(drafter: Drafter, method: Method, blocks: Tensor) -> tuple[list
     return log_probs.tolist(), drafter.vocabulary[ranked].tolist()
 
 
-def _shape(method: Method, anchors: list[int], log_probs: list[list[float]], choices: list[list[int]]) -> list[Draft]:
+def _shape(
+    method: Method, anchors: Sequence[int], log_probs: list[list[float]], choices: list[list[int]]
+) -> list[Draft]:
     """The draft of each anchor: a chain, or the best tree of its rows."""
     drafts, depths = [], method.block_size - 1
     for n, anchor in enumerate(anchors):
@@ -241,86 +254,24 @@ def _shape(method: Method, anchors: list[int], log_probs: list[list[float]], cho
 
 
 def _verify(
-    engine: Engine, method: Method, sequences: list[Sequence], drafts: list[Draft]
+    engine: Engine, method: Method, sequences: Sequence[Running], drafts: Sequence[Draft]
 ) -> tuple[Tensor, Tensor | None, list[Span]]:
     """One target forward over all trees: hidden states and features, [rows of all, ...], and where they were put."""
     spans: list[Span] = []
     tokens: list[int] = []
     positions: list[int] = []
     for sequence, draft in zip(sequences, drafts, strict=True):
-        rows, mask = len(draft.tokens), None
-        if rows > 1:
-            visible = torch.from_numpy(tree.visibility(draft.tree.parents))  # [nodes, nodes]
-            mask = model.attention_mask(engine.target, visible, sequence.filled)
-        spans.append(Span(sequence.region.base, sequence.filled, rows, mask))
+        spans.append(model.tree_span(engine.target, sequence.region.base, sequence.filled, draft.tree.parents))
         tokens += draft.tokens
         positions += [sequence.filled + depth for depth in draft.tree.depths]
-    layers = () if method.algorithm == "AR" else engine.drafter.config.feature_layers
+    layers = _feature_layers(engine, method)
     hidden, features = model.forward(
         engine.target, engine.cache, torch.tensor(tokens), torch.tensor(positions), spans, layers
     )
     return hidden, features, spans
 
 
-@dataclass(frozen=True)
-class _Path:
-    """The accepted nodes of a tree, root first, the token behind the last one, and the log-probabilities asked for."""
-
-    nodes: list[int]
-    token: int
-    logprobs: tuple[TokenLogprob, ...]
-
-
-def _walk(engine: Engine, hidden: Tensor, sequences: list[Sequence], drafts: list[Draft]) -> list[_Path]:
-    """Follow the target's choices down every tree; `hidden` [rows of all trees, dim]."""
-    scores, normed = model.logits(engine.target, hidden)
-    firsts = [0]
-    for draft in drafts:
-        firsts.append(firsts[-1] + len(draft.tokens))
-    greedy = [
-        row
-        for n, sequence in enumerate(sequences)
-        if sequence.request.sampling.greedy
-        for row in range(firsts[n], firsts[n + 1])
-    ]
-    if len(greedy) < len(scores):
-        picked = model.pick(engine.target, scores[greedy], normed[greedy])
-    else:
-        picked = model.pick(engine.target, scores, normed)
-    best = dict(zip(greedy, picked, strict=True))
-    return [
-        _walk_one(sequence, draft, scores, first, best)
-        for sequence, draft, first in zip(sequences, drafts, firsts, strict=False)
-    ]
-
-
-def _walk_one(sequence: Sequence, draft: Draft, scores: Tensor, first: int, best: dict[int, int]) -> _Path:
-    """Walk one tree whose rows begin at `first`; `best` holds the greedy token of each row that is decoded greedily."""
-    request = sequence.request
-
-    def drawn(node: int) -> int:
-        uniform = float(sequence.uniforms[min(sequence.answered + draft.tree.depths[node], request.max_tokens - 1)])
-        return sampling.draw(scores[first + node], request.sampling, uniform)
-
-    choose: Callable[[int], int] = (lambda node: best[first + node]) if request.sampling.greedy else drawn
-    nodes, token = tree.walk(draft.tree.parents, draft.tokens, choose)
-    if request.top_logprobs is None:
-        return _Path(nodes, token, ())
-    tokens = [*(draft.tokens[node] for node in nodes[1:]), token]
-    rows = [_logprob(scores[first + node], t, request.top_logprobs) for node, t in zip(nodes, tokens, strict=True)]
-    return _Path(nodes, token, tuple(rows))
-
-
-def _logprob(scores: Tensor, token: int, top: int) -> TokenLogprob:
-    """What a client hears about one token, from logits [vocab]."""
-    log_probs = torch.log_softmax(scores.float(), -1)
-    best = log_probs.topk(top)
-    return TokenLogprob(
-        token, float(log_probs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    )
-
-
-def _keep(engine: Engine, spans: list[Span], paths: list[_Path], features: Tensor | None) -> None:
+def _keep(engine: Engine, spans: Sequence[Span], paths: Sequence[Path], features: Tensor | None) -> None:
     """Move accepted nodes' keys and values to the front of the new slots, and let the drafter see their features."""
     kept, slots, positions, moved_from, moved_to, first = [], [], [], [], [], 0
     for span, path in zip(spans, paths, strict=True):
@@ -339,7 +290,7 @@ def _keep(engine: Engine, spans: list[Span], paths: list[_Path], features: Tenso
         dflash.extend(engine.drafter, engine.draft_cache, features[kept], torch.tensor(positions), torch.tensor(slots))
 
 
-def _commit(method: Method, sequence: Sequence, draft: Draft, path: _Path) -> Round:
+def _commit(method: Method, sequence: Running, draft: Draft, path: Path) -> Round:
     """Append what was found to the sequence."""
     tokens = sequence.append((*(draft.tokens[node] for node in path.nodes[1:]), path.token))
     sequence.filled += len(path.nodes)

@@ -1,8 +1,9 @@
 """Where running requests keep their keys and values: one region of slots each, taken and given back whole.
 
 A region holds the longest context there is, so a request never runs out of memory in the middle of its answer; pages
-of the process are only touched as slots are written. A region that was given back still holds what it held: with
-prefix reuse on, a new prompt gets the free region with which it shares the longest beginning, and starts behind it.
+of the process are only touched as slots are written. With prefix reuse on, a region that was given back still holds
+what it held, and a new prompt begins behind what it shares with it: in place where that is most of what the region
+holds, else in the region that was given back first, to which the shared slots are copied.
 """
 
 from __future__ import annotations
@@ -13,43 +14,48 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Region:
-    """Slots `base` .. `base + size - 1` of the pool's tensors; `tokens` are those a former request has left in them."""
+    """Slots from `base` on; `tokens` are those whose keys and values a former request has left in the first of them."""
 
     base: int
-    size: int
     tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Loan:
+    """A region for a prompt whose first `cached` tokens are known: they lie in the slots from `source` on."""
+
+    region: Region
+    cached: int
+    source: int
 
 
 class KVPool:
     """Hands out `regions` regions of `slots` slots each."""
 
     def __init__(self, regions: int, slots: int, reuse_prefixes: bool = False) -> None:
+        self.total = regions
         self.slots = slots
         self.reuse_prefixes = reuse_prefixes
-        self._free = [Region(index * slots, slots) for index in range(regions)]
-        self._total = regions
-
-    @property
-    def total(self) -> int:
-        """Regions of the pool."""
-        return self._total
+        self._free = [Region(index * slots) for index in range(regions)]
 
     @property
     def free(self) -> int:
         """Regions that no request holds."""
         return len(self._free)
 
-    def take(self, prompt: Sequence[int]) -> tuple[Region, int] | None:
-        """A region for `prompt` and how many of the prompt's tokens it holds already; None when all are taken.
+    def take(self, prompt: Sequence[int]) -> Loan | None:
+        """A region for `prompt`; None when all are taken.
 
-        At least one token is left to compute: its hidden state decides the first token of the answer. Of regions that
-        share nothing the one that was given back first is taken.
+        At least one token is left to compute: its hidden state decides the first token of the answer.
         """
         if not self._free:
             return None
         shared = [min(_common_prefix(region.tokens, prompt), len(prompt) - 1) for region in self._free]
         best = max(range(len(shared)), key=lambda i: (shared[i], -i))
-        return self._free.pop(best), shared[best]
+        source, cached = self._free[best], shared[best]
+        in_place = cached == 0 or 2 * cached >= len(source.tokens) or len(self._free) == 1
+        oldest = next(i for i in range(len(self._free)) if i != best) if not in_place else best
+        return Loan(self._free.pop(oldest), cached, source.base)
 
     def give_back(self, region: Region, tokens: Sequence[int]) -> None:
         """Return a region whose slots hold keys and values of `tokens`."""

@@ -24,7 +24,6 @@ class Linear:
     pieces: tuple[Tensor, ...]
     widths: tuple[int, ...]
     packed: bool
-    dtype: torch.dtype
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -44,11 +43,16 @@ def pack(weight: Tensor, piece: int = PIECE) -> Linear:
     packed = can_pack(weight.dtype)
     if packed:
         pieces = [torch.ops.mkldnn._reorder_linear_weight(part, EXPECTED_ROWS) for part in pieces]
-    return Linear(tuple(pieces), widths, packed, weight.dtype)
+    return Linear(tuple(pieces), widths, packed)
 
 
 def apply(linear: Linear, x: Tensor) -> Tensor:
-    """x [T, in] in the weight's type through a weight of one piece: [T, out] in the same type."""
+    """x [T, in] in the weight's type through a weight of one piece: [T, out] in the same type.
+
+    Raises ValueError for a weight of several pieces, whose products `add_to` adds in fp32.
+    """
+    if len(linear.pieces) > 1:
+        raise ValueError(f"a weight in {len(linear.pieces)} pieces, {sum(linear.widths)} columns: use add_to")
     return _product(linear, 0, x)
 
 

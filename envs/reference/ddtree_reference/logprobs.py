@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddtree_reference.decode import TokenLogprob
 from ddtree_reference.tokenizer import Detokeniser, Tokenizer
+from ddtree_reference.walk import TokenLogprob
 
 LEAST = -9999.0  # what OpenAI sends for "very unlikely": JSON has no infinity
 

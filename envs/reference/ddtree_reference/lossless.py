@@ -70,7 +70,10 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
-        entry = json.loads(line)
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: no JSON: {error}") from error
         if not isinstance(entry, dict) or not entry.get("id") or not entry.get("prompt"):
             raise ValueError(f'{path}:{number}: each line needs "id" and "prompt"')
         prompts.append(entry)
@@ -117,7 +120,7 @@ def _answer_all(
     while waiting or scheduler.running:
         while waiting and scheduler.running + scheduler.waiting < batch:
             scheduler.add(*waiting.pop(0))
-        for advance in scheduler.step().advances:
+        for advance in scheduler.step():
             answers[advance.key] += advance.round.tokens
             rounds += advance.round.width > 0
     tokens = sum(len(answer) for answer in answers.values())

@@ -6,7 +6,7 @@ rounding, grows to bf16 noise, and the text forks at the next near tie. Mixed nu
 
 * linears run in bf16, whose kernels are row-invariant for short reductions: the down projection is split into pieces of
   K <= 768, added in fp32;
-* rope and attention run in fp64 over an fp64 KV cache: the order of its sums is lost in the cast back;
+* rope and attention run in fp64 over an fp64 KV cache: the order of its sums is all but never seen after the cast back;
 * residual stream and norms are fp32;
 * the next token is the best of the 8 best bf16 logits, scored again in fp32, ties by the lower token id.
 
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddtree_reference import gguf, linear
+from ddtree_reference import gguf, linear, tree
 from ddtree_reference.linear import Linear
 
 Numerics = Literal["mixed", "fp32"]
@@ -138,6 +138,8 @@ def from_gguf(file: gguf.GGUF, numerics: Numerics, max_context: int) -> Target:
         norm_eps=meta["llama.attention.layer_norm_rms_epsilon"],
         max_context=max_context,
     )
+    if config.dim > linear.PIECE:
+        raise ValueError(f"{file.path}: width {config.dim}; models of up to {linear.PIECE} are supported")
     dtype = weight_dtype(numerics)
 
     def layer(i: int) -> Layer:
@@ -177,6 +179,19 @@ def attention_mask(target: Target, visible: Tensor, start: int) -> Tensor:
     mask = torch.zeros(rows, start + rows, dtype=kv_dtype(target.numerics))
     mask[:, start:].masked_fill_(~visible, float("-inf"))
     return mask.repeat(target.config.n_heads // target.config.n_kv_heads, 1)
+
+
+def tree_span(target: Target, base: int, start: int, parents: Sequence[int]) -> Span:
+    """The span of a tree's nodes behind `start` tokens: each sees those, its ancestors and itself."""
+    if len(parents) == 1:
+        return Span(base, start, 1, None)
+    visible = torch.from_numpy(tree.visibility(parents))  # [nodes, nodes]
+    return Span(base, start, len(parents), attention_mask(target, visible, start))
+
+
+def causal_span(target: Target, base: int, start: int, rows: int) -> Span:
+    """The span of `rows` tokens that follow each other behind `start` others."""
+    return tree_span(target, base, start, range(-1, rows - 1))
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
@@ -259,12 +274,6 @@ def logits(target: Target, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [T, vocab] and the normed hidden state they come from [T, dim], both in the weights' type."""
     normed = rms_norm(hidden, target.norm, target.config.norm_eps, target.head.dtype)
     return linear.apply(target.packed_head, normed), normed
-
-
-@torch.inference_mode()
-def choose(target: Target, hidden: Tensor) -> list[int]:
-    """The greedy next token of each row of `hidden` [T, dim]."""
-    return pick(target, *logits(target, hidden))
 
 
 @torch.inference_mode()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from ddtree_reference import tree
 from ddtree_reference.decode import Round, StageTimes
+
+log = logging.getLogger("ddtree_reference")
 
 
 def describe(rounds: Sequence[Round], seconds: StageTimes) -> dict[str, Any]:
@@ -41,21 +43,15 @@ class RoundLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file: TextIO | None = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, rounds: Sequence[Round], seconds: StageTimes, waiting: int) -> None:
-        """Append one batched round."""
+        """Append one batched round. A log that cannot be written ends there, and serving goes on."""
+        if self._file is None:
+            return
         line = {"time": time.time(), "waiting": waiting, **describe(rounds, seconds)}
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> RoundLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as error:
+            log.warning("--round-log: %s; no more rounds are logged", error)
+            self._file = None

@@ -24,6 +24,17 @@ class Sampling:
     top_k: int = -1
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number out of its bounds, naming it."""
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature {self.temperature}: at least 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p}: above 0, at most 1")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k {self.top_k}: at least 1, or -1 for no limit")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed}: at least 0")
+
     @property
     def greedy(self) -> bool:
         """Whether the best token is taken, without drawing."""
@@ -49,12 +60,15 @@ def distribution(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     ids = torch.arange(len(probabilities))
     if sampling.top_p < 1:
         # tokens below this have less than 1 - top_p in sum, so that none of them can be needed to reach top_p
-        ids = torch.nonzero(probabilities > (1 - sampling.top_p) / len(probabilities))[:, 0]
+        negligible = min((1 - sampling.top_p) / len(probabilities), float(probabilities.max()))
+        ids = torch.nonzero(probabilities >= negligible)[:, 0]
     if sampling.top_p < 1 or 0 < sampling.top_k < len(ids):
         best = probabilities[ids].sort(descending=True, stable=True)
         kept = best.values.double()
-        before = kept.cumsum(0) - kept
-        n_kept = max(1, int((before < sampling.top_p).sum()))
+        n_kept = len(kept)
+        if sampling.top_p < 1:
+            before = kept.cumsum(0) - kept
+            n_kept = max(1, int((before < sampling.top_p).sum()))
         n_kept = min(n_kept, sampling.top_k) if sampling.top_k > 0 else n_kept
         return ids[best.indices[:n_kept]], kept[:n_kept] / kept[:n_kept].sum()
     exact = probabilities.double()

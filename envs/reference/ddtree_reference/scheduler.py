@@ -1,8 +1,8 @@
 """Continuous batching: requests wait in order, join the running batch between rounds, and leave it when they end.
 
-Each step computes prompt tokens of those that have just joined, up to one prefill chunk, and then one round of all
-whose prompt is done. So a long prompt delays the others by a chunk a round and no more, and since waiting requests
-join in the order they came and running ones advance in every step, none can starve.
+`prefill` lets waiting requests join and computes prompt tokens, up to one chunk; `decode` runs one round of all whose
+prompt is done. Called in turn, a long prompt delays the others by a chunk a round and no more, and since waiting
+requests join in the order they came and running ones advance in every round, none can starve.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from typing import Generic, TypeVar
 from ddtree_reference import decode
 from ddtree_reference.decode import Engine, Round, StageTimes
 from ddtree_reference.method import Method
-from ddtree_reference.sequence import Request, Sequence
+from ddtree_reference.sequence import Request, Running
 
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Advance(Generic[Key]):
-    """What a step committed for one request. `finished` says that the request has left the batch."""
+    """What was committed for one request, and whether it has left with that.
+
+    `cached` of its prompt's tokens were known before.
+    """
 
     key: Key
     round: Round
@@ -29,22 +32,10 @@ class Advance(Generic[Key]):
     finished: bool
 
 
-@dataclass(frozen=True)
-class Step(Generic[Key]):
-    """One step: what it committed, the requests whose prompt tokens it computed, and how long its round took.
-
-    `seconds` is None when nothing was decoded.
-    """
-
-    advances: list[Advance[Key]]
-    decoded: int
-    seconds: StageTimes | None
-
-
 class Scheduler(Generic[Key]):
     """Runs requests on an engine, as many at a time as its pool has regions. Requests are known by keys of the caller.
 
-    Not thread-safe: one thread adds, cancels and steps.
+    Not thread-safe: one thread adds, drops and steps. Raises ValueError for a method that the engine cannot run.
     """
 
     def __init__(self, engine: Engine, method: Method) -> None:
@@ -52,7 +43,7 @@ class Scheduler(Generic[Key]):
         self.engine = engine
         self.method = method
         self._waiting: deque[tuple[Key, Request]] = deque()
-        self._running: dict[Key, Sequence] = {}
+        self._running: dict[Key, Running] = {}
 
     @property
     def waiting(self) -> int:
@@ -79,54 +70,45 @@ class Scheduler(Generic[Key]):
         self._waiting.append((key, request))
 
     def drop(self, key: Key) -> None:
-        """Forget a request, whether it waits or runs; one that is not there any more is no error."""
+        """Forget a request that waits or runs; one that has left is no error."""
         sequence = self._running.pop(key, None)
         if sequence is not None:
-            self._leave(sequence)
-        else:
+            decode.leave(self.engine, sequence)
+        elif any(waiting == key for waiting, _ in self._waiting):
             self._waiting = deque(entry for entry in self._waiting if entry[0] != key)
 
-    def step(self) -> Step[Key]:
-        """Let waiting requests join, compute prompts, run one round; those that have ended leave the batch."""
+    def prefill(self) -> list[Advance[Key]]:
+        """Let waiting requests join and compute a chunk of prompts: the first tokens of those whose prompt is done."""
         self._admit()
-        advances = self._prefill()
-        ready = {key: sequence for key, sequence in self._running.items() if sequence.prefilled}
-        seconds = None
-        if ready:
-            rounds, seconds = decode.decode_round(self.engine, self.method, list(ready.values()))
-            advances += [self._advance(key, ready[key], r) for key, r in zip(ready, rounds, strict=True)]
-        return Step(advances, len(ready), seconds)
+        joining = {sequence: key for key, sequence in self._running.items() if not sequence.prefilled}
+        if not joining:
+            return []
+        done = decode.prefill(self.engine, self.method, list(joining))
+        return [self._advance(joining[sequence], sequence, first) for sequence, first in done]
 
-    def prefill_all(self) -> list[Advance[Key]]:
-        """Let waiting requests join while there are regions and compute their whole prompts, without any round."""
-        self._admit()
-        advances: list[Advance[Key]] = []
-        while not all(sequence.prefilled for sequence in self._running.values()):
-            advances += self._prefill()
-        return advances
+    def decode(self) -> tuple[list[Advance[Key]], StageTimes | None]:
+        """Run one round of all whose prompt is done: what it committed and how long it took, None without any."""
+        ready = {key: sequence for key, sequence in self._running.items() if sequence.prefilled}
+        if not ready:
+            return [], None
+        rounds, seconds = decode.decode_round(self.engine, self.method, list(ready.values()))
+        return [self._advance(key, ready[key], r) for key, r in zip(ready, rounds, strict=True)], seconds
+
+    def step(self) -> list[Advance[Key]]:
+        """Both in turn, for a caller who has nobody to tell in between."""
+        return [*self.prefill(), *self.decode()[0]]
 
     def _admit(self) -> None:
         while self._waiting:
             key, request = self._waiting[0]
-            taken = self.engine.pool.take(request.prompt)
-            if taken is None:
+            sequence = decode.admit(self.engine, request)
+            if sequence is None:
                 return
             self._waiting.popleft()
-            self._running[key] = Sequence(request, *taken)
+            self._running[key] = sequence
 
-    def _prefill(self) -> list[Advance[Key]]:
-        keys = {id(s): key for key, s in self._running.items() if not s.prefilled}
-        if not keys:
-            return []
-        joining = [sequence for sequence in self._running.values() if id(sequence) in keys]
-        done = decode.prefill(self.engine, self.method, joining)
-        return [self._advance(keys[id(sequence)], sequence, first) for sequence, first in done]
-
-    def _advance(self, key: Key, sequence: Sequence, committed: Round) -> Advance[Key]:
+    def _advance(self, key: Key, sequence: Running, committed: Round) -> Advance[Key]:
         if sequence.finished:
             del self._running[key]
-            self._leave(sequence)
+            decode.leave(self.engine, sequence)
         return Advance(key, committed, sequence.cached, sequence.finished)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.engine.pool.give_back(sequence.region, sequence.tokens[: sequence.filled])

@@ -6,7 +6,8 @@ differ, the engine must run in fp32.
 
 Behind a short context it tries the widths in common use, the same for every method, so that servers of different
 methods on one CPU come to the same numerics; behind a long one, where attention reads its keys in several blocks, the
-widths that the server's own method verifies with, alone and in a full batch with other sequences.
+widths that the server's own method verifies with: alone, as the last of two, three and as many sequences as may run,
+and behind as many rows as prompts are computed with.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddtree_reference import model, tree
+from ddtree_reference import model
 from ddtree_reference.method import Method
 from ddtree_reference.model import Span, Target
 
@@ -27,7 +28,8 @@ WIDTHS = (2, 5, 8, 9, 16, 17, 33, 65)  # verify widths of the budgets in common 
 PATHS = ((1, 2, 3), (1, 4))  # two branches, as nodes of a little tree under node 0
 CONTEXT = 40
 LONG_CONTEXT = 600
-MAX_BATCH_ROWS = 512  # of the full batch: more would cost every start a second
+MAX_BATCH_ROWS = 512  # more would cost every start a second
+PREFILL_ROWS = (100, 256)
 SEED = 20260
 
 Rows = tuple[Tensor, ...]  # hidden states [T, dim], logits [T, vocab], rescored [T, 8], chosen tokens [T]
@@ -37,7 +39,7 @@ Rows = tuple[Tensor, ...]  # hidden states [T, dim], logits [T, vocab], rescored
 class Result:
     """Rows compared and rows that differed in any bit, and what the test cost.
 
-    `widths` are those of the methods, `batch_rows` the rows of the full batches.
+    `widths` are those of the methods, `batch_rows` the rows of the batches they were tried in.
     """
 
     passed: bool
@@ -61,21 +63,22 @@ def run(target: Target, methods: Sequence[Method], sequences: int = 1) -> Result
     """Compare rows of trees with autoregressive rows, as wide as usual and as `sequences` of `methods` have them."""
     began = time.perf_counter()
     rng = random.Random(SEED)
-    own = tuple(sorted({width for method in methods for width in (method.block_size, method.rows)} - {1}))
-    batches = tuple(min(sequences, max(1, MAX_BATCH_ROWS // width)) for width in own)
-    cases = [(CONTEXT, width, 1) for width in WIDTHS]
-    cases += [(LONG_CONTEXT, width, 1) for width in own]
-    cases += [(LONG_CONTEXT, width, batch) for width, batch in zip(own, batches, strict=True) if batch > 1]
+    far = min(LONG_CONTEXT, target.config.max_context - CONTEXT)
+    own = sorted({width for method in methods for width in (method.block_size, method.rows)})
+    widths = tuple(width for width in own if width > 1)
+    batches = _batches(own, sequences)
+    cases = [(CONTEXT, width, width) for width in WIDTHS] + [(far, width, width) for width in widths]
+    cases += [(far, width, rows) for width, rows in batches]
     parents = {0: -1} | {node: (0, *path)[at] for path in PATHS for at, node in enumerate(path)}
     core = _Core(parents, {node: rng.randrange(target.config.vocab_size) for node in parents})
-    cache = model.new_cache(target, LONG_CONTEXT + max(width * batch for _, width, batch in cases) + len(PATHS[0]))
+    cache = model.new_cache(target, LONG_CONTEXT + max(rows for _, _, rows in cases) + len(PATHS[0]))
     compared = differing = 0
-    for context in (CONTEXT, LONG_CONTEXT):
+    for context in dict.fromkeys((CONTEXT, far)):
         _fill_context(target, cache, rng, context)
         alone = _rows_alone(target, cache, core, context)
-        for _, width, batch in (case for case in cases if case[0] == context):
+        for _, width, total in (case for case in cases if case[0] == context):
             parents_of, tokens, place = _random_tree(rng, width, core, target.config.vocab_size)
-            rows = _tree_rows(target, cache, tokens, parents_of, context, batch - 1)
+            rows = _tree_rows(target, cache, tokens, parents_of, context, total - width)
             for node, at in place.items():
                 same = all(torch.equal(one[0], many[at]) for one, many in zip(alone[node], rows, strict=True))
                 compared, differing = compared + 1, differing + (not same)
@@ -83,17 +86,19 @@ def run(target: Target, methods: Sequence[Method], sequences: int = 1) -> Result
         passed=differing == 0,
         rows=compared,
         differing=differing,
-        contexts=(CONTEXT, LONG_CONTEXT),
-        widths=own,
-        batch_rows=tuple(width * batch for width, batch in zip(own, batches, strict=True)),
+        contexts=(CONTEXT, far),
+        widths=widths,
+        batch_rows=tuple(sorted({rows for _, rows in batches})),
         seconds=time.perf_counter() - began,
     )
 
 
-def _causal(target: Target, base: int, rows: int) -> Span:
-    """A span of `rows` tokens with nothing before them."""
-    visible = torch.ones(rows, rows, dtype=torch.bool).tril()
-    return Span(base, 0, rows, model.attention_mask(target, visible, 0))
+def _batches(widths: Sequence[int], sequences: int) -> list[tuple[int, int]]:
+    """Widths, and the rows of all sequences together, of batches that a server runs."""
+    counts = {min(count, sequences) for count in (2, 3, sequences)} - {1}
+    full = {(width, min(width * count, MAX_BATCH_ROWS)) for width in widths for count in counts}
+    prompts = {(widths[-1], rows) for rows in PREFILL_ROWS}
+    return sorted((width, rows) for width, rows in full | prompts if rows > width)
 
 
 def _fill_context(target: Target, cache: Tensor, rng: random.Random, length: int) -> None:
@@ -103,7 +108,7 @@ def _fill_context(target: Target, cache: Tensor, rng: random.Random, length: int
     second, and all that matters is that every row reads the same.
     """
     tokens = torch.tensor([rng.randrange(target.config.vocab_size) for _ in range(CONTEXT)])
-    model.forward(target, cache, tokens, torch.arange(CONTEXT), [_causal(target, 0, CONTEXT)])
+    model.forward(target, cache, tokens, torch.arange(CONTEXT), [model.causal_span(target, 0, 0, CONTEXT)])
     again = torch.tensor([rng.randrange(CONTEXT) for _ in range(length - CONTEXT)], dtype=torch.long)
     cache[:, CONTEXT:length] = cache[:, again]
 
@@ -122,17 +127,17 @@ def _rows_alone(target: Target, cache: Tensor, core: _Core, start: int) -> dict[
 
 
 def _tree_rows(target: Target, cache: Tensor, tokens: list[int], parents: list[int], start: int, others: int) -> Rows:
-    """The rows of a whole tree behind `start` tokens, computed with `others` more sequences of as many rows."""
+    """The rows of a whole tree behind `start` tokens, computed as the last ones behind `others` of another sequence."""
     width, depths = len(parents), [0] * len(parents)
     for node in range(1, width):
         depths[node] = depths[parents[node]] + 1
-    mask = model.attention_mask(target, torch.from_numpy(tree.visibility(parents)), start)
-    spans = [Span(0, start, width, mask)]
-    spans += [_causal(target, start + width * n, width) for n in range(1, others + 1)]
-    positions = torch.cat([torch.tensor(depths) + start, torch.arange(width).repeat(others)])
-    batch = torch.tensor(tokens * (others + 1))
-    hidden, _ = model.forward(target, cache, batch, positions, spans)
-    return _results(target, hidden)
+    spans = [model.tree_span(target, 0, start, parents)]
+    if others:
+        spans.insert(0, model.causal_span(target, start + width, 0, others))
+    positions = torch.cat([torch.arange(others) % target.config.max_context, torch.tensor(depths) + start])
+    batch = (tokens * (others // width + 1))[:others] + tokens
+    hidden, _ = model.forward(target, cache, torch.tensor(batch), positions, spans)
+    return tuple(rows[others:] for rows in _results(target, hidden))
 
 
 def _results(target: Target, hidden: Tensor) -> Rows:

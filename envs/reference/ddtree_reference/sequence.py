@@ -23,8 +23,8 @@ class Request:
 
 
 @dataclass(eq=False)
-class Sequence:
-    """A request with a region of the KV cache.
+class Running:
+    """A request that is being decoded, with a region of the KV cache.
 
     `tokens` are prompt and answer so far, of which `filled` have their keys and values in the region: while the answer
     is decoded, all but the last. `cached` of the prompt's tokens were there from the start.

@@ -80,12 +80,14 @@ def measure(engine: Engine, method: Method, requests: Sequence[Request], concurr
     for start in range(0, len(requests) - concurrency + 1, concurrency):
         for key, request in enumerate(requests[start : start + concurrency]):
             scheduler.add(key, request)
-        scheduler.prefill_all()
+        joined = 0
+        while joined < concurrency:
+            joined += len(scheduler.prefill())
         while scheduler.running == concurrency:
             began = time.perf_counter()
-            step = scheduler.step()
+            advances, _ = scheduler.decode()
             seconds += time.perf_counter() - began
-            tokens += sum(len(advance.round.tokens) for advance in step.advances)
+            tokens += sum(len(advance.round.tokens) for advance in advances)
             rounds += 1
         for key in range(concurrency):
             scheduler.drop(key)
@@ -94,10 +96,17 @@ def measure(engine: Engine, method: Method, requests: Sequence[Request], concurr
 
 def main(options: argparse.Namespace) -> int:
     """Measure as the command line asks, all configurations in every repeat, and print a table."""
+    if options.tokens < 2:
+        raise ValueError(f"--tokens {options.tokens}: at least 2, the first comes with the prompt")
+    entries = lossless.read_prompts(options.prompts)
+    if max(options.concurrency) > len(entries):
+        raise ValueError(
+            f"--concurrency {max(options.concurrency)}: {options.prompts} has {len(entries)} prompts; "
+            "lower it or name a file with more"
+        )
     torch.set_num_threads(options.threads)
     methods = [Method("AR") if text == "AR" else lossless.parse_method(text) for text in options.configs]
     opened = startup.open_engine(options.model, options.numerics, methods, max(options.concurrency))
-    entries = lossless.read_prompts(options.prompts)
     texts = [
         tokenizer.render_chat(opened.tokenizer, [{"role": "user", "content": entry["prompt"]}]) for entry in entries
     ]

@@ -81,6 +81,9 @@ def _load(
         file = gguf.read(files["model"])
         target = model.from_gguf(file, numerics, max_context)
         drafts, words = drafter.load(files["drafter"], target), tokenizer.from_gguf(file.metadata)
-    engine = decode.new_engine(target, drafts, max_width, sequences, reuse_prefixes)
+    try:
+        engine = decode.new_engine(target, drafts, max_width, sequences, reuse_prefixes)
+    except RuntimeError as error:
+        raise ValueError(f"--max-running-requests {sequences}: no memory for so many; lower it ({error})") from error
     result = selftest.run(target, methods, sequences)
     return Opened(engine, words, files["model"], result)

@@ -66,11 +66,12 @@ class SpecCounts:
 class Counters:
     """What the server has done since its start, and how full it is now.
 
-    Running and queued requests and the KV slots in use are of now; the others only grow.
+    Running and queued requests, KV slots in use and free regions are of now; the others only grow.
     """
 
     requests_total: int = 0
     aborted_requests_total: int = 0
+    failed_requests_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generation_tokens_total: int = 0
@@ -83,6 +84,7 @@ class Counters:
     max_running_requests: int = 0
     kv_tokens_used: int = 0
     kv_tokens_total: int = 0
+    kv_regions_free: int = 0
 
     def add(self, step: Round, tokens: int) -> None:
         """Count a round's verification and the `tokens` of it that became part of an answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -69,6 +69,8 @@ class Worker:
         self.counters = Counters(
             max_running_requests=engine.pool.total, kv_tokens_total=engine.pool.total * engine.pool.slots
         )
+        self._lock = threading.Lock()
+        self._unfinished = 0  # jobs that were submitted and still hold, or wait for, a region
         self._tokenizer = tokenizer
         self._threads = threads
         self._max_queued_requests = max_queued_requests
@@ -101,27 +103,30 @@ class Worker:
         Raises QueueFull if as many requests wait as may, and ValueError if it does not fit into the context.
         """
         self._scheduler.check(job.request)
-        if self._max_queued_requests is not None and self._queued() >= self._max_queued_requests:
-            raise QueueFull(f"{self._max_queued_requests} requests wait already")
-        self.counters.requests_total += 1
+        with self._lock:
+            waiting = self._unfinished - self.engine.pool.total
+            if self._max_queued_requests is not None and waiting >= self._max_queued_requests:
+                raise QueueFull(f"{self._max_queued_requests} requests wait already")
+            self._unfinished += 1
+            self.counters.requests_total += 1
         self._inbox.put(job)
 
     def flush_cache(self) -> bool:
         """Forget the prompts kept for reuse; False, and nothing done, while requests run or wait."""
-        if self._scheduler.running or self._queued():
-            return False
-        self.engine.pool.flush()
-        return True
+        with self._lock:  # nothing is unfinished: the engine thread has nothing to do with the pool
+            if self._unfinished:
+                return False
+            self.engine.pool.flush()
+            return True
 
     def snapshot(self) -> dict[str, int]:
         """The counters now."""
-        self.counters.running_requests = self._scheduler.running
-        self.counters.queued_requests = self._queued()
+        running = self._scheduler.running
+        self.counters.running_requests = running
+        self.counters.queued_requests = max(0, self._unfinished - running)
         self.counters.kv_tokens_used = self._scheduler.tokens_held
+        self.counters.kv_regions_free = self.engine.pool.free
         return self.counters.snapshot()
-
-    def _queued(self) -> int:
-        return self._scheduler.waiting + self._inbox.qsize()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps the number per thread
@@ -151,13 +156,16 @@ class Worker:
             self.counters.aborted_requests_total += 1
 
     def _step(self) -> None:
-        step = self._scheduler.step()
-        if step.seconds is not None:
-            rounds = [advance.round for advance in step.advances if advance.round.width]
+        self._tell_all(self._scheduler.prefill())
+        advances, seconds = self._scheduler.decode()
+        if seconds is not None:
             self.counters.rounds_total += 1
             if self._round_log is not None:
-                self._round_log.write(rounds, step.seconds, self._scheduler.waiting)
-        for advance in step.advances:
+                self._round_log.write([advance.round for advance in advances], seconds, self._scheduler.waiting)
+        self._tell_all(advances)
+
+    def _tell_all(self, advances: Sequence[Advance[Job]]) -> None:
+        for advance in advances:
             try:
                 self._tell(advance)
             except Exception as error:  # one bad request must not end the others
@@ -184,12 +192,17 @@ class Worker:
             self._fault.strike(job.prompt_text)
 
     def _forget(self, job: Job) -> None:
-        self._answers.pop(job, None)
+        """Drop a request, once; its region is back before it no longer counts as unfinished."""
+        if self._answers.pop(job, None) is None:
+            return
         self._scheduler.drop(job)
+        with self._lock:
+            self._unfinished -= 1
 
     def _fail(self, job: Job, reason: str) -> None:
         """Drop a request and tell its client why."""
         self._forget(job)
+        self.counters.failed_requests_total += 1
         if job.cancelled.is_set():
             return
         try:

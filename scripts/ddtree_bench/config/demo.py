@@ -40,7 +40,7 @@ DEMO: dict[str, Any] = {
         },
     ],
     "comparisons": [
-        {"method": "DDTREE", "budget": 8, "baseline": "AR"},
-        {"method": "DDTREE", "budget": 8, "baseline": "DFLASH"},
+        {"method": "DDTREE", "budget": 4, "baseline": "AR", "concurrency": 1},
+        {"method": "DDTREE", "budget": 4, "baseline": "DFLASH", "concurrency": 1},
     ],
 }

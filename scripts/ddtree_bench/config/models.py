@@ -204,6 +204,8 @@ class Comparison(Section):
     """Its budget; without one every budget of the sweep is named."""
     topk_cap: Annotated[int, Field(ge=1)] | None = None
     """Its effective cap; without one every cap of the sweep is named."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """The concurrency of both; without one every concurrency of the sweep is named, and each counts."""
 
 
 class WarmUp(Section):

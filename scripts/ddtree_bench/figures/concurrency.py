@@ -44,7 +44,7 @@ RATIO_TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0
 
 
 def draw(tables: dict[str, pd.DataFrame], stem: Path) -> list[Path]:
-    """Draw the figure from the tables `cells`, `budget`, `speedup` and `requests`; returns the paths written."""
+    """Draw the figure from the tables `cells`, `budget`, `speedup` and `crossovers`; returns the paths written."""
     with style.look():
         found = parts(tables)
         strokes = looks([part.cells for part in found])

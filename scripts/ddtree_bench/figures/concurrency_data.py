@@ -9,10 +9,8 @@ from typing import Any
 import pandas as pd
 
 from ddtree_bench.comparisons import run_ratios, succeeded
-from ddtree_bench.crossovers import crossover_rows
 from ddtree_bench.figures import style
 from ddtree_bench.figures.facets import along_concurrency, in_order
-from ddtree_bench.tables import typed
 
 DRAWN = [
     "panel",
@@ -64,12 +62,12 @@ class Part:
 
 
 def parts(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
-    """Cut the tables `cells`, `budget`, `speedup` and `requests` into the parts that stand one below the other."""
+    """Cut the tables `cells`, `budget`, `speedup` and `crossovers` into the parts that stand one below the other."""
     speedup = tables["speedup"]
     frames = {
         "budget": tables["budget"],
         "ratios": speedup[speedup["baseline"] == "AR"],
-        "crossovers": typed(crossover_rows(tables["cells"], speedup, tables["requests"]), "crossovers"),
+        "crossovers": tables["crossovers"],
     }
     cut = {name: dict(along_concurrency(frame)) for name, frame in frames.items()}
     nothing = {name: frame.iloc[:0].assign(configuration=None) for name, frame in frames.items()}

@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 WORDS = 8
 """Length of the shared run of words that counts as an overlap."""
@@ -121,8 +120,3 @@ def one_letter_apart(left: str, right: str) -> bool:
     short, long = sorted((left, right), key=len)
     same = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
     return long[same + 1 :] in (short[same:], short[same + 1 :]) and len(long) - len(short) <= 1
-
-
-def read_lines(path: str | Path) -> tuple[str, ...]:
-    """Read a plain list of prompts, one a line, such as the drafter's training prompts."""
-    return tuple(line for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip())

@@ -40,7 +40,7 @@ def generate(
                 scheduler.add(prompt.id, Request(tuple(ids), max_tokens, words.eos))
             if not open_prompts:
                 break
-            for advance in scheduler.step().advances:
+            for advance in scheduler.step():
                 prompt, ids, answer = open_prompts[advance.key]
                 answer += advance.round.tokens
                 if advance.finished:

@@ -58,6 +58,9 @@ def apply(linear: Linear, x: Tensor) -> Tensor:
 
 def add_to(out: Tensor, linear: Linear, x: Tensor) -> None:
     """Add x [T, in] through the weight to fp32 `out` [T, out], piece after piece in a fixed order."""
+    if len(linear.pieces) == 1:
+        out += _product(linear, 0, x)
+        return
     start = 0
     for n, width in enumerate(linear.widths):
         out += _product(linear, n, x[:, start : start + width])

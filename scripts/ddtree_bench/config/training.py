@@ -26,7 +26,7 @@ class Training(BaseModel):
     """Most tokens of one answer; a prompt and its answer have room for 1,024."""
     batch: Count = 48
     """Answers decoded at a time; no result's name depends on it."""
-    steps: Count = 5000
+    steps: Count = 6000
     """Length of the training."""
     evaluate_prompts: str = "config/prompts/heldout.jsonl"
     """Prompts on which the new drafter is compared with the committed one (JSON lines with id, category, prompt),

@@ -31,7 +31,7 @@ for stage in TRAINING.stages:
         message:
             stage.description
         script:
-            "../scripts/train_drafter.py"
+            "../scripts/run_drafter_stage.py"
 
 
 localrules:
@@ -50,4 +50,4 @@ rule train_drafter:
     message:
         "The drafter is trained"
     script:
-        "../scripts/show_drafter.py"
+        "../scripts/train_drafter.py"

@@ -6,6 +6,7 @@ prompts, seed and lengths, below it a training by its steps, below that an evalu
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,8 @@ class DrafterTraining:
         weights, card = self._export().output, self._card().output
         if not self._committed:
             return f"weights: {weights}\ncard: {card}"
-        copies = [f"  cp {new} {old}" for new, old in ((weights, COMMITTED_WEIGHTS), (card, COMMITTED_CARD))]
+        pairs = ((weights, COMMITTED_WEIGHTS), (card, COMMITTED_CARD))
+        copies = [f"  cp {shlex.quote(str(new))} {shlex.quote(str(old))}" for new, old in pairs]
         return "\n".join([f"{card} compares the drafter with the committed one. To take it:", *copies])
 
     @property

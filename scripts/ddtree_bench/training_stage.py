@@ -39,7 +39,7 @@ def training_stage(log: Path | str, folder: Path) -> Iterator[None]:
     """
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
+    with path.open("a", encoding="utf-8") as file, ExitStack() as stack:
         stack.enter_context(redirect_stdout(cast(TextIO, Tee(sys.stdout, file))))
         stack.enter_context(redirect_stderr(cast(TextIO, Tee(sys.stderr, file))))
         try:

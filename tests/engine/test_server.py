@@ -182,6 +182,7 @@ def test_counters_add_up(toy_ddtree: Server) -> None:
     assert grown == {
         "requests_total": 3,
         "aborted_requests_total": 0,
+        "failed_requests_total": 0,
         "prompt_tokens_total": sum(body["usage"]["prompt_tokens"] for body in bodies),
         "cached_tokens_total": 0,
         "generation_tokens_total": 54,
@@ -194,6 +195,7 @@ def test_counters_add_up(toy_ddtree: Server) -> None:
         "max_running_requests": 0,
         "kv_tokens_used": 0,
         "kv_tokens_total": 0,
+        "kv_regions_free": 0,
     }
     total, (state,) = info["counters"], info["internal_states"]
     assert state["avg_spec_accept_length"] == pytest.approx(

@@ -80,15 +80,15 @@ def test_the_teacher_is_the_target_in_bf16(source: Teacher) -> None:
     tokens = torch.tensor([answers()[0].prompt_tokens + answers()[0].answer_tokens])
     hidden, found = teacher.forward(source, tokens, (0, 1))
     rows = tokens.shape[1]
-    visible = torch.ones(rows, rows, dtype=torch.bool).tril()
-    span = model.Span(0, 0, rows, model.attention_mask(target, visible, 0))
+    span = model.causal_span(target, 0, 0, rows)
     expected, wanted = model.forward(
         target, model.new_cache(target, rows), tokens[0], torch.arange(rows), [span], (0, 1)
     )
     assert wanted is not None
     assert (found[0] - wanted).abs().max() < 0.05 * wanted.abs().max()
     chosen = teacher.top_log_probs(source, hidden[0], 1)[0][:, 0].tolist()
-    agreeing = sum(a == b for a, b in zip(chosen, model.choose(target, expected), strict=True))
+    greedy = model.pick(target, *model.logits(target, expected))
+    agreeing = sum(a == b for a, b in zip(chosen, greedy, strict=True))
     assert agreeing >= rows - 1
 
 
@@ -155,6 +155,13 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
 
     assert curve("parts") == curve("whole")
     assert [entry["step"] for entry in curve("whole") if "accept" in entry] == [6, 12]
+
+
+def test_a_curve_keeps_its_whole_lines_and_loses_those_of_steps_to_come(tmp_path: Path) -> None:
+    curve = tmp_path / train.CURVE
+    curve.write_text('{"step": 1, "accept": {"A": 1}}\n{"step": 9, "loss": 1}\n{"step": 2, "accept": {"A": 1}')
+    train._keep_until(curve, 5)
+    assert curve.read_text() == '{"step": 1, "accept": {"A": 1}}\n'
 
 
 def test_a_checkpoint_of_another_training_is_refused(source: Teacher, shards: list[Path], tmp_path: Path) -> None:

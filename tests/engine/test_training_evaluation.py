@@ -31,9 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             append(Answer(f"a{i}", "ab"[i % 2], f"prompt {i}", [*range(97, 102)], [*range(97, 110 + i)]))
     arguments = ["--model", "toy", "--output"]
     assert not cli.main(["features", "--answers", str(made / "answers.jsonl"), *arguments, str(made / "features")])
-    steps = ["--steps", "2", "--anchors", "4", "--sequences", "2", "--validate-every", "1"]
-    assert not cli.main(["train", "--features", str(made / "features"), *steps, *arguments, str(made / "training")])
-    assert not cli.main(["export", "--training", str(made / "training"), "--output", str(made / "a.safetensors")])
+    small = ["--anchors", "4", "--sequences", "2", "--validate-every", "1"]
+    for name, folder, steps in (("a", "training", "2"), ("b", "shorter", "1")):
+        train = ["train", "--features", str(made / "features"), "--steps", steps, *small, *arguments]
+        assert not cli.main([*train, str(made / folder)])
+        assert not cli.main(["export", "--training", str(made / folder), "--output", str(made / f"{name}.safetensors")])
     return made
 
 
@@ -79,7 +81,8 @@ def test_two_drafters_are_compared_prompt_by_prompt() -> None:
 
 
 def test_the_card_says_what_was_recorded(folder: Path, tmp_path: Path) -> None:
-    result = evaluate.run(EVALUATION, folder / "a.safetensors", folder / "a.safetensors", folder / "evaluation.json")
+    result = evaluate.run(EVALUATION, folder / "a.safetensors", folder / "b.safetensors", folder / "evaluation.json")
+    assert "comparison" in result
     paths = {"template": TEMPLATE, "answers": folder / "answers.jsonl", "training": folder / "training"}
     paths |= {
         "drafter": folder / "a.safetensors",
@@ -92,7 +95,7 @@ def test_the_card_says_what_was_recorded(folder: Path, tmp_path: Path) -> None:
     assert "2 steps of 2 sequences x 4 anchors" in text
     chain = result["drafter"]["methods"]["DFLASH:8"]
     assert f"| all 4 | {chain['accept_length']:.2f} |" in text
-    assert "1.000 (1.000 to 1.000)" in text
+    assert f"{result['comparison']['DFLASH:8']['ratio']:.3f} (" in text
     (tmp_path / "other").write_bytes(b"")
     with pytest.raises(ValueError, match="measured with another drafter"):
         card.run(
@@ -104,6 +107,11 @@ def test_the_card_says_what_was_recorded(folder: Path, tmp_path: Path) -> None:
             paths["evaluation"],
             tmp_path / "x",
         )
+
+
+def test_a_drafter_is_not_compared_with_itself(folder: Path, tmp_path: Path) -> None:
+    same = folder / "a.safetensors"
+    assert "comparison" not in evaluate.run(EVALUATION, same, same, tmp_path / "evaluation.json")
 
 
 def test_the_curve_is_thinned_from_its_end() -> None:

@@ -12,7 +12,8 @@ import uvicorn
 from engine_server import chat_ids, free_port
 
 from ddtree_reference import decode, server, startup
-from ddtree_reference.answer import Update
+from ddtree_reference.answer import Answer, Update
+from ddtree_reference.decode import Round
 from ddtree_reference.fault import Fault
 from ddtree_reference.method import Method
 from ddtree_reference.sequence import Request
@@ -224,3 +225,15 @@ def test_a_stop_string_in_the_first_token_ends_the_answer_there(
     assert answer(toy, worker, "hello")[-1].completion_tokens == 40
     assert updates.empty() and "failed" not in caplog.text
     assert worker.snapshot()["failed_requests_total"] == 0 and toy.engine.pool.free == toy.engine.pool.total
+
+
+def test_text_held_back_for_a_stop_string_is_told_when_the_answer_ends_otherwise(toy: Opened) -> None:
+    stops = ("ab!",)
+    ended = Answer(toy.tokenizer, Method(), 10, toy.tokenizer.eos, stops)
+    assert ended.push(Round(tuple(b"hab"), 2, 3), 0).text == "h"
+    last = ended.push(Round((toy.tokenizer.eos,), 0, 3), 0)
+    assert (last.text, last.finish_reason) == ("ab", "stop")
+    cut = Answer(toy.tokenizer, Method(), 3, None, stops).push(Round(tuple(b"hab"), 2, 3), 0)
+    assert (cut.text, cut.finish_reason) == ("hab", "length")
+    stopped = Answer(toy.tokenizer, Method(), 10, None, stops).push(Round(tuple(b"hab!x"), 4, 5), 0)
+    assert (stopped.text, stopped.finish_reason, stopped.completion_tokens) == ("h", "stop", 4)

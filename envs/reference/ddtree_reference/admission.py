@@ -83,7 +83,7 @@ def _sampling(service: Service, request: GenerateRequest) -> Sampling:
         temperature=0.0 if temperature < protocol.GREEDY_BELOW else temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=top_k,
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=secrets.randbits(63) if request.seed is None else request.seed % 2**63,
     )
 
 

@@ -53,7 +53,7 @@ class Answer:
 
     def push(self, committed: Round, cached: int) -> Update:
         """What a round's tokens add; with `finish_reason` if they end the answer, maybe before the last of them."""
-        text, ended, taken = "", False, 0
+        text, stopped, ended, taken = "", False, False, 0
         for token in committed.tokens:
             shown, stopped = self._stops.push(self._detokeniser.push(token))
             text, taken, ended = text + shown, taken + 1, stopped or token == self._eos
@@ -66,7 +66,7 @@ class Answer:
         if not ended and self.tokens < self._max_tokens:
             return Update(text, self.tokens, logprobs=logprobs, cached_tokens=cached)
         return Update(
-            text if ended else text + self._stops.flush(),
+            text if stopped else text + self._stops.flush(),
             self.tokens,
             finish_reason="stop" if ended else "length",
             spec=self._spec.details(self._method, self.tokens),

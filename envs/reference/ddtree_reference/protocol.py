@@ -13,7 +13,7 @@ from typing_extensions import TypeAliasType
 DEFAULT_MAX_TOKENS = 128
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's and SGLang's
 GREEDY_BELOW = 1e-6  # a temperature under this is 0, as SGLang has it: logits divided by it would overflow
-MAX_BODY_BYTES = 8 * 2**20
+MAX_BODY_BYTES = 2**20  # parsed on the event loop, while which no stream goes on
 MAX_CHOICES = 16
 MAX_COUNT = 2**31 - 1
 MAX_SEED = 2**63 - 1
@@ -181,12 +181,14 @@ TextParts = TypeAliasType("TextParts", Annotated[list[TextPart], FailFast()])
 class Message(BaseModel):
     """One message of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str | TextParts
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | TextParts | None
 
     @property
     def text(self) -> str:
-        """The content as one string."""
+        """The content as one string; that of a message without any is empty."""
+        if self.content is None:
+            return ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 

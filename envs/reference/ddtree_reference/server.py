@@ -25,8 +25,10 @@ from ddtree_reference.prometheus import EngineCollector, Measured
 from ddtree_reference.protocol import ApiError, ChatRequest, CompletionRequest, GenerateRequest
 from ddtree_reference.service import Service
 from ddtree_reference.streaming import EventStream, Reply, whole
+from ddtree_reference.worker import QueueFull
 
 GENERATE_SECONDS = 20.0  # that /health_generate waits, as SGLang does
+PROBE_EVERY_SECONDS = 0.02
 FAREWELL_SECONDS = 1  # for the last events of answers that are cut, and for connections to close
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DRAIN_BYTES = 8 * protocol.MAX_BODY_BYTES  # of a body too large that are read before the connection is given up
@@ -64,6 +66,11 @@ def create_app(served: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return service.model_list(served)
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        admission.check_model(served, name)
+        return dict(service.model_list(served)["data"][0])
 
     @app.get("/server_info")
     @app.get("/get_server_info")
@@ -117,15 +124,22 @@ def _add_health(app: FastAPI, served: Service, in_flight: InFlight) -> None:
 
     @app.get("/health_generate")
     async def health_generate() -> dict[str, str]:
+        in_flight.check_open()
         before = served.worker.snapshot()["generation_tokens_total"]
-        exchange = in_flight.begin([admission.probe_job(served)])
-        with in_flight.answering(exchange):
-            try:
-                await asyncio.wait_for(exchange.news(), GENERATE_SECONDS)
-            except TimeoutError:
-                if served.worker.snapshot()["generation_tokens_total"] == before:
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        probe = admission.probe_job(served)(emit=lambda _: loop.call_soon_threadsafe(answered.set))
+        with contextlib.suppress(QueueFull):  # a full queue: whether others get tokens tells as much
+            served.worker.submit(probe)
+        deadline = loop.time() + GENERATE_SECONDS
+        try:
+            while not answered.is_set() and served.worker.snapshot()["generation_tokens_total"] == before:
+                if loop.time() > deadline:
                     reason = f"no token was generated within {GENERATE_SECONDS:.0f} s, see the server's log"
-                    raise ApiError(503, reason, "service_unavailable") from None
+                    raise ApiError(503, reason, "service_unavailable")
+                await asyncio.sleep(PROBE_EVERY_SECONDS)
+        finally:
+            probe.cancelled.set()
         return {"status": "ok"}
 
 
@@ -183,7 +197,10 @@ class _Uvicorn(uvicorn.Server):
 
 def check_port(host: str, port: int) -> None:
     """Raise OSError, before anything is loaded, if the server could not listen there."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise OSError(f"host {host}: {error.strerror}; choose another --host") from error
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

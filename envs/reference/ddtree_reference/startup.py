@@ -53,7 +53,7 @@ def open_engine(
     if numerics == "auto":
         log.warning(
             "self-test: %d of %d tree rows differ from rows computed alone in mixed numerics on this CPU; "
-            "falling back to fp32, where DDTREE is slower than AR",
+            "falling back to fp32, which is slower",
             result.differing,
             result.rows,
         )

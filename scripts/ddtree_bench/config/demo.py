@@ -26,7 +26,7 @@ DEMO: dict[str, Any] = {
     "workloads": {
         "heldout": {"prompts": "config/prompts/heldout.jsonl", "n_min": 32, "max_tokens": 24},
     },
-    "warmup": {"prompts": "config/prompts/warmup.jsonl", "max_tokens": 16},
+    "warmup": {"prompts": "config/prompts/warmup.jsonl", "max_tokens": 8},
     "sweep": [
         {
             "target": "local",

@@ -47,10 +47,17 @@ def appending(path: Path) -> Iterator[Callable[[Answer], None]]:
     with path.open("a", encoding="utf-8") as file:
 
         def append(answer: Answer) -> None:
-            file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
+            file.write(_line(answer))
             file.flush()
 
         yield append
+
+
+def replace(path: Path, answers: Iterable[Answer]) -> None:
+    """Write a file of just these answers in the place of what is there, in one step."""
+    part = path.with_name(path.name + ".tmp")
+    part.write_text("".join(_line(answer) for answer in answers), encoding="utf-8")
+    part.replace(path)
 
 
 def digest(answers: Iterable[Answer]) -> str:
@@ -59,6 +66,10 @@ def digest(answers: Iterable[Answer]) -> str:
     for answer in answers:
         hasher.update(json.dumps(asdict(answer), sort_keys=True).encode() + b"\n")
     return hasher.hexdigest()
+
+
+def _line(answer: Answer) -> str:
+    return json.dumps(asdict(answer), ensure_ascii=False) + "\n"
 
 
 def _parse(path: Path, number: int, line: str) -> Answer:

@@ -66,6 +66,8 @@ def run(evaluation: Evaluation, drafter_file: Path, compared: Path | None, outpu
     """
     files = [drafter_file, *([compared] if compared else [])]
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    if len(set(digests)) == 1:  # a drafter is not compared with itself
+        files, digests = files[:1], digests[:1]
     target, words = _open(evaluation.model)
     notes = output.with_name(f"{output.name}.counts-{_digest(evaluation)}.jsonl")
     notes.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +91,6 @@ def run(evaluation: Evaluation, drafter_file: Path, compared: Path | None, outpu
     part = output.with_name(output.name + ".tmp")
     part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     part.replace(output)
-    notes.unlink()
     return result
 
 
@@ -126,10 +127,13 @@ def summarise(
 
 
 def pooled(counts: Iterable[Counted]) -> dict[str, float]:
-    """Tokens, rounds and tokens a round of answers together."""
+    """Tokens, rounds and tokens a round of answers together; raises ValueError if none of them had a round."""
     kept = list(counts)
     tokens, rounds = sum(c.tokens for c in kept), sum(c.rounds for c in kept)
-    return {"tokens": tokens, "rounds": rounds, "accept_length": tokens / rounds if rounds else float("nan")}
+    if not rounds:
+        ids = ", ".join(sorted({c.prompt for c in kept}))
+        raise ValueError(f"prompts {ids}: all answers end with their first token; evaluate with more tokens or prompts")
+    return {"tokens": tokens, "rounds": rounds, "accept_length": tokens / rounds}
 
 
 def ratio(counts: Sequence[Counted], others: Sequence[Counted]) -> dict[str, float]:

@@ -234,9 +234,11 @@ def _resume(trainer: Trainer, folder: Path) -> int:
 def _keep_until(curve: Path, step: int) -> None:
     """Drop the curve's lines that belong to steps which will be done again."""
     if curve.exists():
-        lines = [line for line in curve.read_text().splitlines() if line.endswith("}")]
+        lines = curve.read_text().split("\n")[:-1]  # what follows the last newline is unfinished
         kept = [line for line in lines if json.loads(line)["step"] <= step]
-        curve.write_text("".join(line + "\n" for line in kept))
+        part = curve.with_name(curve.name + ".tmp")
+        part.write_text("".join(line + "\n" for line in kept))
+        part.replace(curve)
 
 
 def _log(curve: Path, entry: dict[str, Any], show: bool = False) -> None:

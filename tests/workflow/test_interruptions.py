@@ -26,11 +26,16 @@ def slow(fresh: Clone) -> Clone:
     return fresh
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line as it was when it was listed: it may have ended since."""
+    return " ".join(process.info["cmdline"] or [])
+
+
 def find(clone: Clone, word: str) -> psutil.Process:
     """The process of a clone whose command line has `word`, once it runs."""
 
     def look() -> psutil.Process | None:
-        return next((p for p in clone.processes() if word in " ".join(p.cmdline())), None)
+        return next((p for p in clone.processes() if word in command_of(p)), None)
 
     process: psutil.Process = eventually(look, 60, f"a process with {word!r}")
     return process
@@ -116,9 +121,7 @@ def test_a_killed_server_is_a_result(slow: Clone) -> None:
     process = slow.start()
     in_the_second_cell(slow)
     server = next(
-        p
-        for p in slow.processes()
-        if "-m ddtree_reference serve" in " ".join(p.cmdline()) and "watchdog" not in " ".join(p.cmdline())
+        p for p in slow.processes() if "-m ddtree_reference serve" in command_of(p) and "watchdog" not in command_of(p)
     )
     server.kill()
     output, _ = process.communicate(timeout=200)

@@ -69,7 +69,9 @@ def test_a_training_that_is_killed_goes_on_and_once_finished_stays(clone: Clone)
 
     process = clone.start("train_drafter")
     eventually(lambda: len(curve(clone)) > len(kept), 60, "a training that goes on")
-    next(process for process in clone.processes() if "run_drafter_stage.py" in " ".join(process.cmdline())).kill()
+    next(
+        process for process in clone.processes() if "run_drafter_stage.py" in " ".join(process.info["cmdline"] or [])
+    ).kill()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
     nothing_is_left(clone)

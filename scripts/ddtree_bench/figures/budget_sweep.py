@@ -11,11 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import ScaledTranslation
 
 from ddtree_bench.comparisons import succeeded
 from ddtree_bench.figures import style
-from ddtree_bench.figures.curve import draw_curve
+from ddtree_bench.figures.curve import draw_curve, draw_failed_runs
 from ddtree_bench.figures.facets import failed_of, failures, in_order, marks, panels
 from ddtree_bench.figures.log_axis import LogAxis
 from ddtree_bench.figures.sweep_data import DRAWN, METRICS, Metric, budgets_of, cap_series, marks_of_group
@@ -138,7 +137,7 @@ def _panel(axes: Axes, panel: pd.DataFrame, metric: Metric, window: str, scale: 
         row["metric"], row["unit"] = metric.name.removesuffix("_s"), metric.label.rpartition("(")[2].rstrip(")")
     axes.set_ylabel(metric.label)
     _limits(axes, drawn, scale)
-    _crosses(axes, _failed_budgets(panel), scale)
+    draw_failed_runs(axes, _failed_budgets(panel), scale)
     if not any(row["kind"] == "mean" for row in drawn):
         axes.set_yticks([0])
         style.say(axes, _nothing(panel))
@@ -157,26 +156,6 @@ def _baselines(panel: pd.DataFrame) -> dict[str, style.Stroke]:
         names = [str(group["configuration"].iloc[0]) for group in in_order(panel[panel["method"] == method])]
         strokes |= zip(names, style.strokes(method, len(names)), strict=True)
     return strokes
-
-
-def _crosses(axes: Axes, failed: Mapping[int, tuple[str, bool]], scale: LogAxis) -> None:
-    """Failed runs above the axes, where no value is read: a cross and how many of how many."""
-    crowded = scale.crowded([count for count, _ in failed.values()], style.FOOT_SIZE)
-    for budget, (count, whole) in failed.items():
-        above = axes.get_xaxis_transform() + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)
-        axes.plot([scale.places[budget]], [1], transform=above, clip_on=False, **style.failed_mark(whole))
-        axes.annotate(
-            count,
-            (scale.places[budget], 1),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(0, 8.5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            rotation=90 if crowded else 0,
-            fontsize=style.FOOT_SIZE,
-            color=style.FAILED,
-        )
 
 
 def _limits(axes: Axes, drawn: Sequence[Mapping[str, Any]], scale: LogAxis) -> None:

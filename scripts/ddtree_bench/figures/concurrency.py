@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import ScaledTranslation
 
 from ddtree_bench.figures import concurrency_key as key
 from ddtree_bench.figures import style
 from ddtree_bench.figures.concurrency_data import DRAWN, Line, Part, lines, parts
 from ddtree_bench.figures.concurrency_notes import notes_of
-from ddtree_bench.figures.curve import draw_curve
+from ddtree_bench.figures.curve import draw_curve, draw_failed_runs
 from ddtree_bench.figures.facets import failed_of, looks
 from ddtree_bench.figures.log_axis import LogAxis
 
@@ -123,7 +122,7 @@ def _part(
     _throughput_axis(left, throughputs)
     _ratio_axis(right, ratios, part)
     _crossings(right, crossings, strokes, axis)
-    _crosses(left, _failed(part), axis)
+    draw_failed_runs(left, _failed(part), axis)
 
 
 def _x_axis(axes: Axes, axis: LogAxis) -> None:
@@ -171,23 +170,3 @@ def _crossings(axes: Axes, crossings: Sequence[Line], strokes: Mapping[str, styl
             colour, x = strokes[line["configuration"]].colour, axis.place(line["value"])
             axes.vlines([x], axes.get_ylim()[0], 1, color=colour, **key.DOWN)
             axes.plot([x], [1], color=colour, zorder=6, **key.CROSSING)
-
-
-def _crosses(axes: Axes, failed: Mapping[int, tuple[str, bool]], axis: LogAxis) -> None:
-    """Failed runs above the axes, where no value is read: a cross and how many of how many."""
-    crowded = axis.crowded([count for count, _ in failed.values()], style.FOOT_SIZE)
-    for concurrency, (count, whole) in failed.items():
-        above = axes.get_xaxis_transform() + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)
-        axes.plot([axis.places[concurrency]], [1], transform=above, clip_on=False, **style.failed_mark(whole))
-        axes.annotate(
-            count,
-            (axis.places[concurrency], 1),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(0, 8.5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            rotation=90 if crowded else 0,
-            fontsize=style.FOOT_SIZE,
-            color=style.FAILED,
-        )

@@ -58,3 +58,23 @@ def draw_curve(
 def shifted(axes: Axes, points: float) -> Transform:
     """Data coordinates, moved to the right."""
     return axes.transData + ScaledTranslation(points / 72, 0, axes.figure.dpi_scale_trans)
+
+
+def draw_failed_runs(axes: Axes, failed: Mapping[int, tuple[str, bool]], axis: LogAxis) -> None:
+    """Draw failed runs above the axes, where no value is read: a cross and how many of how many."""
+    crowded = axis.crowded([count for count, _ in failed.values()], style.FOOT_SIZE)
+    for place, (count, whole) in failed.items():
+        above = axes.get_xaxis_transform() + ScaledTranslation(0, 5 / 72, axes.figure.dpi_scale_trans)
+        axes.plot([axis.places[place]], [1], transform=above, clip_on=False, **style.failed_mark(whole))
+        axes.annotate(
+            count,
+            (axis.places[place], 1),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(0, 8.5),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            rotation=90 if crowded else 0,
+            fontsize=style.FOOT_SIZE,
+            color=style.FAILED,
+        )

@@ -24,7 +24,7 @@ for run in PLAN.runs:
         name:
             run.name
         input:
-            receipt=ancient(PROJECT.receipt(run.server.target, run.server.engine)),
+            receipt=[ancient(path) for path in PROJECT.receipts_of(run.server)],
             host=PROJECT.host_record(run.server.target),
             retry=RETRY if run in RETRIED else [],
         output:

@@ -1,4 +1,4 @@
-"""The command line: `python -m ddtree_bench COMMAND`, the same commands that the workflow offers, and `serve`."""
+"""The command line: `python -m ddtree_bench COMMAND`: the commands that the workflow offers, and those without one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddtree_bench import __version__
+from ddtree_bench import __version__, calibrate_command, measure_command, metrics_command
 from ddtree_bench.commands import COMMANDS, run_command
 from ddtree_bench.config import ConfigError, read_files
 from ddtree_bench.config.generate import generated_files, write_generated
@@ -18,6 +18,13 @@ from ddtree_bench.serve_command import choose_server, serve_project
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_CONFIG = ROOT / "config" / "config.yaml"
+
+MEASURING = {
+    "measure": ("measure any OpenAI-compatible endpoint that is up, into a folder of its own", measure_command),
+    "metrics": ("compute a measurement's metrics again from its raw record", metrics_command),
+    "calibrate": ("say how exact the client is on this machine", calibrate_command),
+}
+"""Commands that need no configuration: what each does, and the module with its arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
         _add_config(command)
         command.set_defaults(function=_run_project_command, command=name)
     _add_serve(commands)
+    for name, (help_text, module) in MEASURING.items():
+        command = commands.add_parser(name, help=help_text, description=help_text)
+        module.add_arguments(command)
+        command.set_defaults(function=module.run)
     generate = commands.add_parser(
         "generate", help="write the files made from code: schema, default configuration, reference pages"
     )

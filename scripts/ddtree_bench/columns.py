@@ -39,8 +39,10 @@ def _bool(meaning: str) -> Column:
 SERVER: Mapping[str, Column] = {
     "target": _text("The machine that was measured."),
     "server": _text("The launch configuration by its readable name."),
-    "engine": _text("What served: `reference` or `sglang`."),
-    "environment": _text("Key of the environment: pins, lock, patches and plugin source."),
+    "engine": _text("What served: `reference`, `sglang` or `other`."),
+    "environment": _text(
+        "Key of the environment: pins, lock, patches and plugin source; `external` for an endpoint that was up already."
+    ),
     "model": _text("Target model."),
     "model_revision": _text("Its revision."),
     "drafter": _text("Drafter model; empty for AR."),
@@ -73,7 +75,10 @@ WORK: Mapping[str, Column] = {
     "warmup": _text("Digest of the warm-up: its prompts, their number and their length."),
     "protocol": _int("", "Number of the measuring protocol."),
     "load": _text("Load point by name."),
-    "concurrency": _int("requests", "Requests kept in flight (closed loop)."),
+    "load_kind": _text("`closed` (a request for each answer) or `open` (requests arrive at a rate)."),
+    "concurrency": _int("requests", "Requests kept in flight (closed loop), or the most in flight (open loop)."),
+    "rate": _float("requests/s", "Requests that arrive a second; empty for a closed loop."),
+    "arrivals": _text("`poisson` or `constant`: how they arrive; empty for a closed loop."),
 }
 
 READ_BACK: Mapping[str, Column] = {
@@ -88,8 +93,12 @@ CELL: Mapping[str, Column] = {
     "repeat": _int("", "Number of the repeat, from 1."),
     "block": _text("One uninterrupted pass over a repeat: ratios inside it are paired."),
     "start_id": _text("The server start that measured it; the same for all cells of one run."),
-    "status": _text("`ok` or `failed`; failed cells carry no metrics and enter no ratio."),
-    "reason": _text("Why it failed, or why a ratio is not given."),
+    "status": _text(
+        "`ok`, `failed`, or `aborted` (broken off, as at `cell_timeout_s`). Failed cells carry no metrics; neither "
+        "they nor aborted ones enter a ratio."
+    ),
+    "aborted": _text("Why it was broken off before all requests were answered."),
+    "reason": _text("Why it failed or was broken off, or why a ratio is not given."),
     "log_tail": _text("Last lines of the server's log of a failed cell."),
     "plan_key": _text("Digest of everything the number may depend on that is known before anything runs."),
     "attempt": _int("", "Number of the attempt that counts, from 1."),
@@ -105,6 +114,13 @@ CELL: Mapping[str, Column] = {
     "counter_mismatch": _bool(
         "Whether the tokens of all requests, as the client has them, are more than 1 % off the server's count."
     ),
+    "client_healthy": _bool(
+        "Whether the client's own error is below 1 % of the throughput and 2 ms of a latency; empty when not known."
+    ),
+    "checks_failed": _text("The checks that failed, by name, with a space between: see docs/methodology.md."),
+    "not_confirmed": _text(
+        "Parts of the planned launch configuration that an external endpoint says nothing of, by its names for them."
+    ),
 }
 
 RUN: Mapping[str, Column] = {
@@ -117,7 +133,7 @@ RUN: Mapping[str, Column] = {
     "cpu_model": _text("CPU model as probed."),
     "cpu_cores": _int("cores", "Cores that the server could use."),
     "gpu_model": _text("GPU model as probed; empty without one."),
-    "gpu_count": _int("devices", "GPUs as probed."),
+    "gpu_count": _int("devices", "GPUs as probed; empty for an external endpoint, of whose machine nothing is known."),
     "driver": _text("GPU driver as probed."),
     "kernel": _text("Kernel release as probed."),
 }
@@ -250,8 +266,10 @@ REQUEST: Mapping[str, Column] = {name: Column(*definition) for name, definition 
 DETAIL_KEY = ("target", "server", "workload", "load", "repeat")
 """Columns that name a cell in the tables with several rows a cell; `plan_key` joins them to `cells`."""
 
-ALONG = ("n_prompts", "prompts_sha256", "load", "concurrency")
-"""Columns that change along a curve over the concurrency: a cell at a higher one may hold more prompts."""
+ALONG = ("n_prompts", "prompts_sha256", "load", "load_kind", "concurrency", "rate", "arrivals")
+"""Columns that change along a curve over the load, or say which load it is: a cell at a higher concurrency may hold
+more prompts.
+"""
 
 _DETAIL = {name: {**SERVER, **WORK, **CELL}[name] for name in (*DETAIL_KEY, "plan_key")}
 
@@ -276,7 +294,7 @@ ABOUT: Mapping[str, str] = {
     "speedup": "One row a configuration and baseline: the ratio of throughputs and the factors whose product it is.",
     "acceptance": "One row a cell and depth: how deep drafts were accepted.",
     "budget": "One row a configuration: means over its runs, and how the best of a sweep does in repeats left out.",
-    "crossovers": "One row a configuration and crossing: the concurrency at which AR overtakes it, if there is one.",
+    "crossovers": "Closed loops: one row a configuration and crossing: the concurrency at which AR overtakes, if any.",
     "requests": "One row a request, failed ones included.",
 }
 
@@ -285,6 +303,8 @@ ORDER = (
     "engine",
     "model",
     "workload",
+    "load_kind",
+    "rate",
     "concurrency",
     "load",
     "method",

@@ -26,19 +26,25 @@ FACTORS = ("accept_length_factor", "step_time_factor", "residual_factor")
 
 @dataclass(frozen=True)
 class Named:
-    """A comparison that was named before measuring: a method (with its budget) against a baseline, at a concurrency."""
+    """A comparison that was named before measuring: a method (with its budget) against a baseline, at a load.
+
+    A concurrency names closed loops, a rate open ones.
+    """
 
     method: str
     baseline: str
     budget: int | None = None
     topk_cap: int | None = None
     concurrency: int | None = None
+    rate: float | None = None
 
     def covers(self, row: Mapping[str, Any], baseline: str) -> bool:
         """Whether `row`, a configuration, against `baseline` is this comparison; None matches any value."""
         if self.method != row["method"] or self.baseline != baseline:
             return False
-        wanted = {name: getattr(self, name) for name in ("budget", "topk_cap", "concurrency")}
+        if self.concurrency is not None and self.rate is None and row["load_kind"] != "closed":
+            return False
+        wanted = {name: getattr(self, name) for name in ("budget", "topk_cap", "concurrency", "rate")}
         return all(value is None or value == row[name] for name, value in wanted.items())
 
 

@@ -130,13 +130,16 @@ def _none(below: bool, grid: Floats, possible: NDArray[np.bool_] | None) -> Cros
 def crossover_rows(cells: pd.DataFrame, speedup: pd.DataFrame, requests: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of the crossovers table: one row a configuration and crossing, one for a configuration without any.
 
+    Only closed loops have a concurrency to cross at.
+
     Parameters
     ----------
     cells, speedup, requests : DataFrame
         The tables of these names.
     """
     rows = []
-    against_ar = speedup[speedup["baseline"] == "AR"]
+    cells = cells[cells["load_kind"] == "closed"]
+    against_ar = speedup[(speedup["baseline"] == "AR") & (speedup["load_kind"] == "closed")]
     for _, curve in against_ar.groupby(list(CURVE), dropna=False, sort=False):
         shared = {name: value for name, value in configuration_of(curve).items() if name in CURVE}
         shared |= _common_prompts(curve, cells, requests)

@@ -23,6 +23,8 @@ def _reason(status: CellStatus, known: Sequence[Mapping[str, str]]) -> str:
         return f"to be measured: {_what_is_new(status.cell, known)}"
     if status.attempt.failed:
         return f"cached as failed: {status.attempt.record['reason']}"
+    if status.attempt.aborted:
+        return f"cached as broken off: {status.attempt.aborted}"
     return f"cached: attempt {status.attempt.record['attempt']} of {status.attempt.record['ended_at']}"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from io import StringIO
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -112,7 +113,9 @@ def _unplanned_comparisons(project: Project) -> list[str]:
     lines = []
     for index, comparison in enumerate(named_comparisons(project.config)):
         if not _tests(project, [comparison]) or comparison.baseline not in methods:
-            parts = {name: getattr(comparison, name) for name in ("method", "budget", "topk_cap", "concurrency")}
+            parts = {
+                name: getattr(comparison, name) for name in ("method", "budget", "topk_cap", "concurrency", "rate")
+            }
             named = " ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
             lines.append(f"warning: comparisons[{index}]: {named} against {comparison.baseline} is not in the sweep")
     return lines
@@ -122,8 +125,9 @@ def _tests(project: Project, named: Sequence[Named]) -> int:
     """Count the rows of the speed-up table that the comparisons cover: a test each, of one Holm correction."""
     covered = set()
     for cell in project.plan.cells:
-        row = {"method": cell.server.method, "budget": cell.server.budget, "topk_cap": cell.server.topk_cap}
-        row |= {"concurrency": cell.load.concurrency}
+        server, load = cell.server, cell.load
+        row: dict[str, Any] = {"method": server.method, "budget": server.budget, "topk_cap": server.topk_cap}
+        row |= {"load_kind": load.kind, "concurrency": load.concurrency, "rate": load.rate}
         covered |= {
             (cell.server, cell.workload, cell.load, comparison.baseline)
             for comparison in named

@@ -10,17 +10,43 @@ from typing import Any
 
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
-from ddtree_bench.plan import Server
+from ddtree_bench.plan import EXTERNAL, Server
 from ddtree_bench.project import Project, Report
 from ddtree_bench.records.files import write_json
-from ddtree_bench.targets.launcher import Launcher, create_launcher
-from ddtree_bench.targets.probe import ModelFiles, check_unchanged, differences, host_key, probe
+from ddtree_bench.servers import endpoint
+from ddtree_bench.servers.endpoint import Endpoint
+from ddtree_bench.targets import host_facts
+from ddtree_bench.targets.external import plain_url
+from ddtree_bench.targets.launcher import Launcher, TargetError, create_launcher
+from ddtree_bench.targets.probe import (
+    ModelFiles,
+    check_unchanged,
+    differences,
+    endpoint_record,
+    host_key,
+    probe,
+)
 
 
 def target_launcher(project: Project, target: str) -> Launcher:
     """Return the launcher of a target. Raises TargetError for a kind that is not there."""
     spec = project.config.targets[target]
-    return create_launcher(spec.launcher, lease_directory=Path(spec.lease_dir) if spec.lease_dir else None)
+    directory = Path(spec.lease_dir) if spec.lease_dir else None
+    return create_launcher(spec.launcher, lease_directory=directory, url=spec.url)
+
+
+def external_endpoint(project: Project, server: Server) -> Endpoint:
+    """Return where an external server is reached and as what. Raises TargetError when its key is not at hand."""
+    spec = project.config.targets[server.target]
+    headers = {}
+    if spec.api_key_env is not None:
+        if not os.environ.get(spec.api_key_env):
+            raise TargetError(
+                f"targets.{server.target}.api_key_env: the variable {spec.api_key_env} is not set; "
+                "set it to the key of the endpoint, or take api_key_env out"
+            )
+        headers["Authorization"] = f"Bearer {os.environ[spec.api_key_env]}"
+    return Endpoint(plain_url(spec.url or ""), spec.served_model or server.model.name, headers)
 
 
 def record_host(project: Project, target: str, report: Report, accept: bool = False) -> dict[str, Any]:
@@ -30,10 +56,8 @@ def record_host(project: Project, target: str, report: Report, accept: bool = Fa
     accepted record is kept beside the declared one, which Snakemake removes before it is made anew.
     """
     launcher = target_launcher(project, target)
-    engines = dict.fromkeys(server.engine for server in project.plan.servers if server.target == target)
     record: dict[str, Any] = {"models": {}}
-    for engine in engines:
-        receipt = read_json(project.receipt(target, engine))
+    for engine, receipt in _receipts(project, target).items():
         probed = probe_now(project, launcher, target, engine, receipt)
         record = {**probed, "models": {**record["models"], **probed["models"]}}
     accepted = project.host_record(target).with_suffix(".accepted.json")
@@ -41,8 +65,30 @@ def record_host(project: Project, target: str, report: Report, accept: bool = Fa
         check_unchanged(read_json(accepted), record)
     write_json(accepted, record)
     _write_record(project.host_record(target), record)
-    report(f"{target}: {record['cpu']['model']}, {record['cpu']['cores']} cores, {len(record['gpus'])} GPUs")
+    report(f"{target}: {_described(record)}")
     return record
+
+
+def _receipts(project: Project, target: str) -> dict[str, dict[str, Any]]:
+    """The receipt of each engine that the plan uses on a target."""
+    servers = [server for server in project.plan.servers if server.target == target]
+    return {
+        server.engine: external_receipt(server.engine)
+        if server.external
+        else read_json(project.receipt(target, server.engine))
+        for server in servers
+    }
+
+
+def external_receipt(engine: str) -> dict[str, Any]:
+    """Return what stands for the receipt of a deployment where nothing is built or deployed."""
+    return {"engine": engine, "key": EXTERNAL, "folder": None, "python": None, "versions": {}}
+
+
+def _described(record: Mapping[str, Any]) -> str:
+    if "endpoint" in record:
+        return f"{record['endpoint']['url']}, an external endpoint: nothing is known of its machine"
+    return f"{record['cpu']['model']}, {record['cpu']['cores']} cores, {len(record['gpus'])} GPUs"
 
 
 def probe_now(
@@ -50,6 +96,10 @@ def probe_now(
 ) -> dict[str, Any]:
     """Probe a target now with the models that an engine serves there."""
     servers = [s for s in project.plan.servers if (s.target, s.engine) == (target, engine)]
+    if servers[0].external:
+        known = endpoint.record(external_endpoint(project, servers[0]), target)
+        names = {name for s in servers for name in (s.model.name, s.drafter.name if s.drafter else None) if name}
+        return endpoint_record(engine, known, sorted(names), host_facts.facts({}))
     models = {
         (server.model, server.drafter): ModelFiles(
             server.model.name, server.drafter.name if server.drafter else None, **project.model_paths(server)
@@ -64,8 +114,10 @@ def confirm_deployment(
 ) -> dict[str, Any]:
     """See that the environment on a target is the one of the repository, and make it so if not; returns the receipt.
 
-    Raises EnvironmentFailed when it cannot be.
+    Raises EnvironmentFailed when it cannot be. Of an external endpoint there is nothing to see.
     """
+    if project.config.targets[target].launcher == "external":
+        return external_receipt(engine)
     wheelhouse = project.manifest(engine).parent
     build(engine, project.root / "envs", wheelhouse, report=report)
     return deploy(launcher, wheelhouse, project.deploy_root(target), report=report)

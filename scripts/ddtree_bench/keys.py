@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when what a measurement does changes, so that older cells are not mistaken for new ones."""
 
 SHORT = 12

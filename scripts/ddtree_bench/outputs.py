@@ -12,6 +12,7 @@ import pandas as pd
 from ddtree_bench.comparisons import Named
 from ddtree_bench.config import Config
 from ddtree_bench.figures import FIGURES
+from ddtree_bench.metrics import Slos
 from ddtree_bench.project import Project, git_commit
 from ddtree_bench.report import ReportContext, write_report
 from ddtree_bench.tables import TABLES, build_tables
@@ -21,12 +22,13 @@ SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
 
 def make_tables(project: Project, views: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """Return the tables of the views, with the comparisons that the configuration names beforehand."""
-    return build_tables(views, project.folders.store, named_comparisons(project.config))
+    slos = {name: Slos(**work.slos.model_dump()) for name, work in project.config.workloads.items() if work.slos}
+    return build_tables(views, project.folders.store, named_comparisons(project.config), slos)
 
 
 def named_comparisons(config: Config) -> list[Named]:
     """Return the comparisons that a configuration names beforehand."""
-    return [Named(c.method, c.baseline, c.budget, c.topk_cap, c.concurrency) for c in config.comparisons]
+    return [Named(c.method, c.baseline, c.budget, c.topk_cap, c.concurrency, c.rate) for c in config.comparisons]
 
 
 def make_report(

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ddtree_bench import keys
+from ddtree_bench.config.cell_prompts import cell_prompts
 from ddtree_bench.config.load import ConfigError
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import Coordinates
-from ddtree_bench.load.prompts import prompt_set_sha256, select
+from ddtree_bench.load.prompts import prompt_set_sha256
 from ddtree_bench.load.prompts import read as read_prompts
 
 Method = Literal["AR", "DFLASH", "DDTREE"]
+
+EXTERNAL = "external"
+"""Stands for the environment's key of a server that the workflow neither builds nor starts."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class ModelRef:
 class Server:
     """One launch configuration: target x engine x model pair x method x parallelism x flags.
 
-    `environment` is the environment's key; `budget` counts tree nodes without the root; `topk_cap` is the
-    effective cap, min(topk_cap, budget). `block_size` is the drafter's block, the anchor included.
+    `environment` is the environment's key, `EXTERNAL` for an endpoint that is up already; `budget` counts tree nodes
+    without the root; `topk_cap` is the effective cap, min(topk_cap, budget). `block_size` is the drafter's block, the
+    anchor included.
     `name` is the label in paths, tables and figures; it is unique in a plan and no part of the identity.
     """
 
@@ -61,6 +66,11 @@ class Server:
             assert self.block_size is not None
             return self.block_size
         return 1
+
+    @property
+    def external(self) -> bool:
+        """Whether the server is up already: nothing of it is built, started or stopped."""
+        return self.environment == EXTERNAL
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -102,15 +112,24 @@ class Workload:
 
 @dataclass(frozen=True)
 class Load:
-    """A load point: `concurrency` requests kept in flight (closed loop)."""
+    """A load point.
+
+    Closed loop: `concurrency` users, each of which sends its next request when it has the answer to its last. Open
+    loop: `rate` requests/s arrive whether or not earlier ones are answered, at Poisson or constant intervals; at most
+    `concurrency` are in flight, and those that have to wait for that are late by their own latencies.
+    """
 
     concurrency: int
-    kind: Literal["closed"] = "closed"
+    kind: Literal["closed", "open"] = "closed"
+    rate: float | None = None
+    arrivals: Literal["poisson", "constant"] | None = None
 
     @property
     def name(self) -> str:
         """The load's part of a view's file name."""
-        return f"c{self.concurrency}"
+        if self.rate is None:
+            return f"c{self.concurrency}"
+        return f"q{self.rate:g}{'k' if self.arrivals == 'constant' else ''}-c{self.concurrency}"
 
 
 @dataclass(frozen=True)
@@ -155,6 +174,11 @@ class Cell:
     def key(self) -> str:
         """The plan key, 64 hex digits."""
         return keys.digest(self.identity)
+
+    @property
+    def arrival_seed(self) -> int:
+        """Seed of the arrivals of an open loop: the same for every server, another one for each repeat."""
+        return self.workload.seed + self.repeat
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -232,14 +256,15 @@ def build(config: Config, points: Sequence[Coordinates], root: Path, environment
     """
     servers = _named_servers(config, points, environment_keys)
     warmup = _warmup(config, root)
-    workloads: dict[tuple[str, int], Workload] = {}
+    workloads: dict[tuple[str, Load], Workload] = {}
     cells: list[Cell] = []
     for repeat in range(1, config.repeats + 1):
         for point in points:
-            drawn = (point.workload, point.concurrency)
+            load = _load(point)
+            drawn = (point.workload, load)
             if drawn not in workloads:
                 workloads[drawn] = _workload(config, point, root)
-            cells.append(Cell(servers[point], workloads[drawn], Load(point.concurrency), warmup, repeat))
+            cells.append(Cell(servers[point], workloads[drawn], load, warmup, repeat))
     _require_distinct(cells)
     return Plan(tuple(cells), _ordered_runs(cells, config.seed))
 
@@ -271,12 +296,16 @@ def _ordered_runs(cells: Sequence[Cell], seed: int) -> tuple[Run, ...]:
 def _named_servers(
     config: Config, points: Sequence[Coordinates], environment_keys: Mapping[str, str]
 ) -> dict[Coordinates, Server]:
-    servers = {point: _server(config, point, environment_keys[point.engine]) for point in points}
+    servers = {point: _server(config, point, _environment(config, point, environment_keys)) for point in points}
     used = Counter(name for _, name in {(server.key, server.name) for server in servers.values()})
     for point, server in servers.items():
         if used[server.name] > 1:
             servers[point] = replace(server, name=f"{server.name}-{server.key[:6]}")
     return servers
+
+
+def _environment(config: Config, point: Coordinates, environment_keys: Mapping[str, str]) -> str:
+    return EXTERNAL if config.targets[point.target].launcher == "external" else environment_keys[point.engine]
 
 
 def _server(config: Config, point: Coordinates, environment: str) -> Server:
@@ -313,10 +342,15 @@ def _server_name(point: Coordinates, trained_block: int | None) -> str:
     return "-".join(parts)
 
 
+def _load(point: Coordinates) -> Load:
+    if point.rate is None:
+        return Load(point.concurrency)
+    return Load(point.concurrency, "open", point.rate, cast(Literal["poisson", "constant"], point.arrivals))
+
+
 def _workload(config: Config, point: Coordinates, root: Path) -> Workload:
     spec = config.workloads[point.workload]
-    prompts = read_prompts(root / spec.prompts)
-    chosen = select(prompts, spec.blocks, spec.n_min, point.concurrency, spec.repeat_prompts)
+    chosen = cell_prompts(spec, read_prompts(root / spec.prompts), point.concurrency, point.rate)
     return Workload(
         name=point.workload,
         prompts=spec.prompts,

@@ -66,9 +66,13 @@ class Project:
         return self.folders.results / "targets" / target / f"deployed-{self.environment_name(engine)}.json"
 
     def receipts(self, target: str) -> list[Path]:
-        """The receipts of all engines that the plan uses on a target."""
-        engines = dict.fromkeys(server.engine for server in self.plan.servers if server.target == target)
-        return [self.receipt(target, engine) for engine in engines]
+        """The receipts of all engines that the plan uses on a target; none where nothing is deployed."""
+        found = [path for server in self.plan.servers if server.target == target for path in self.receipts_of(server)]
+        return list(dict.fromkeys(found))
+
+    def receipts_of(self, server: Server) -> list[Path]:
+        """The receipt of what a server runs on; none for one that is up already."""
+        return [] if server.external else [self.receipt(server.target, server.engine)]
 
     def host_record(self, target: str) -> Path:
         """The probed record of a target."""
@@ -93,6 +97,12 @@ class Project:
             "drafter_path": drafter.paths.get(server.target) if drafter else None,
         }
 
+    def tokenizer_path(self, server: Server) -> Path | None:
+        """Where this machine keeps the tokenizer of a server's model, below the repository unless it is absolute."""
+        given = self.config.models[self.model_name(server)].tokenizer
+        path = given.get(server.target) if isinstance(given, dict) else given
+        return None if path is None else self.root / Path(path).expanduser()
+
     def views(self, run: Run) -> list[str]:
         """The views of a run's cells."""
         return [str(self.folders.results / cell.view) for cell in run.cells]
@@ -101,7 +111,9 @@ class Project:
     def tables_plan(self) -> str:
         """Path, below the results folder, of the list of what the tables hold; its name changes with the plan."""
         comparisons = [comparison.model_dump() for comparison in self.config.comparisons]
-        digest = keys.digest([[cell.view for cell in self.plan.cells], comparisons, self.config.description])
+        slos = {name: work.slos.model_dump() for name, work in self.config.workloads.items() if work.slos}
+        views = [cell.view for cell in self.plan.cells]
+        digest = keys.digest([views, comparisons, self.config.description, slos])
         return f"tables/plan.{keys.short(digest)}.json"
 
     def all_views(self) -> list[str]:
@@ -117,7 +129,7 @@ def open_project(
     Raises ConfigError with every problem of the configuration.
     """
     config, points = validate(tree, root)
-    engines = dict.fromkeys(point.engine for point in points)
+    engines = dict.fromkeys(p.engine for p in points if config.targets[p.target].launcher != "external")
     environment_keys = {engine: environment_key(engine, root / "envs") for engine in engines}
     planned = plan.build(config, points, root, environment_keys)
     return Project(config, planned, Folders.below(results), root, environment_keys, tuple(config_files))

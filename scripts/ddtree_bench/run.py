@@ -41,13 +41,16 @@ def measure_run(project: Project, run: Run, report: Report) -> None:
 def _attempts(
     project: Project, run: Run, store: Store, host: Mapping[str, Any], retry: bool | None = None
 ) -> dict[Cell, Attempt]:
-    """Return what the store has of a run's cells on a host; failed attempts do not count while they are retried."""
+    """Return what the store has of a run's cells on a host.
+
+    Attempts that failed or were broken off do not count while they are retried.
+    """
     if not knows_models(host, run.server):
         return {}
     key = server_host_key(host, run.server)
     retried = project.config.retry_failed if retry is None else retry
     found = {cell: attempt for cell in run.cells if (attempt := store.latest(cell.key, key))}
-    return {cell: attempt for cell, attempt in found.items() if not (retried and attempt.failed)}
+    return {cell: attempt for cell, attempt in found.items() if not (retried and (attempt.failed or attempt.aborted))}
 
 
 def _measure_missing(

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddtree_bench import __version__
-from ddtree_bench.config.models import Target
+from ddtree_bench.config.cell_prompts import cell_prompts
 from ddtree_bench.hosts import server_host_key
-from ddtree_bench.load import requests_table
-from ddtree_bench.load.closed_loop import Measurement, measure
-from ddtree_bench.load.prompts import Prompt, prompt_set_sha256, select
+from ddtree_bench.load import requests_table, server_samples
+from ddtree_bench.load.cell import Measurement, measure
+from ddtree_bench.load.exchange import Limits
+from ddtree_bench.load.prompts import Prompt, prompt_set_sha256
 from ddtree_bench.load.prompts import read as read_prompts
+from ddtree_bench.load.tokenizer import Tokenizer, TokenizerError
 from ddtree_bench.load.warmup import warm_up
-from ddtree_bench.plan import Cell, Run, Server
+from ddtree_bench.plan import Cell, Run
 from ddtree_bench.project import Project, Report, git_commit
 from ddtree_bench.records.store import REQUESTS, SERVER_LOG, SERVER_SAMPLES, Store
+from ddtree_bench.server_start import Start, meet_external, start_planned
 from ddtree_bench.servers import api
-from ddtree_bench.servers.command_line import Place, served_model_name
+from ddtree_bench.servers.observation import Observation, difference, observe
 from ddtree_bench.servers.ready import LOG_LINES, ServerFailed
-from ddtree_bench.servers.start import start_server
 from ddtree_bench.targets.launcher import Launcher, TargetError
 from ddtree_bench.targets.lifeline import Interruption
 from ddtree_bench.working_folder import invocation_id
@@ -33,34 +34,13 @@ from ddtree_bench.working_folder import invocation_id
 SCHEMA = 1
 """Version of the record's form."""
 
+OBSERVE_TIMEOUT_S = 10.0
+
+FLUSH_S = 10.0
+"""How long a server may refuse to empty its prefix cache."""
+
 SETTLE_S = 2.0
 """How long the watchdog may take to notice an end of the server that its clients have met already."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of the server: its name, when it became ready, and what it said and cost until then."""
-
-    start_id: str
-    base_url: str
-    log_path: Path
-    ready_s: float | None = None
-    server_info: Mapping[str, Any] | None = None
-    warmup: Mapping[str, Any] | None = None
-
-
-def server_place(
-    project: Project, launcher: Launcher, server: Server, python: str, start_id: str, port: int = 0
-) -> Place:
-    """Return where and as what a server is started; `port` 0 is the target's own or else a free one."""
-    target = project.config.targets[server.target]
-    port = port or target.port or launcher.free_port()
-    return Place(python=python, port=port, start_id=start_id, host=target.host, **project.model_paths(server))
-
-
-def passed_environment(target: Target) -> dict[str, str]:
-    """Return the variables of this process's environment that a target's servers get; their values stay unrecorded."""
-    return {name: os.environ[name] for name in target.pass_env if name in os.environ}
 
 
 class RunStart:
@@ -79,12 +59,12 @@ class RunStart:
         self._project = project
         self._run = run
         self._receipt = receipt
-        self._target = project.config.targets[run.server.target]
         self._store = store
         self._launcher = launcher
         self._host = host
         self._report = report
         self._block = f"{invocation_id()}-r{run.repeat}"
+        self._tokenizer = _tokenizer(project.tokenizer_path(run.server))
         self._start = self._new_start()
 
     def measure(self, cells: Sequence[Cell], interruption: Interruption, starts_left: int) -> list[Cell]:
@@ -118,72 +98,92 @@ class RunStart:
         start_id = uuid.uuid4().hex[:12]
         name = f"{self._run.server.name}-r{self._run.repeat}-{start_id}.log"
         log_path = self._project.folders.results / "logs" / "servers" / self._run.server.target / name
-        return Start(start_id, "", log_path.absolute())
+        return Start(start_id, log_path.absolute())
 
     def _start_and_warm_up(self, cells: Sequence[Cell]) -> None:
         """Start the server, wait until it answers, warm it up; `_start` says how far that went."""
-        server, start = self._run.server, self._start
-        place = server_place(self._project, self._launcher, server, self._receipt["python"], start.start_id)
-        ready = start_server(
-            self._launcher,
-            server,
-            place,
-            log_path=start.log_path,
-            stop_grace_s=self._target.stop_grace_s,
-            timeout_s=self._target.start_timeout_s,
-            progress=self._report,
-            env=passed_environment(self._target),
-        )
-        base_url = self._launcher.base_url()
-        self._start = replace(start, base_url=base_url, ready_s=ready.seconds, server_info=ready.server_info)
+        server, project, report = self._run.server, self._project, self._report
+        if server.external:
+            self._start = meet_external(project, server, cells[0].workload, self._start, report)
+        else:
+            python = self._receipt["python"]
+            self._start = start_planned(project, self._launcher, server, python, self._start, report)
         self._start = replace(self._start, warmup=self._warm_up(cells))
 
     def _warm_up(self, cells: Sequence[Cell]) -> dict[str, Any]:
-        rule, begun = cells[0].warmup, time.perf_counter()
+        rule, begun, endpoint = cells[0].warmup, time.perf_counter(), self._start.endpoint
         warmed = warm_up(
-            self._start.base_url,
-            served_model_name(self._run.server),
-            ((cell.workload, cell.load.concurrency, self._prompts(cell)) for cell in cells),
+            endpoint.base_url,
+            endpoint.model,
+            ((cell.workload, _most_at_once(cell), self._prompts(cell)) for cell in cells),
             read_prompts(self._project.root / rule.prompts),
             max_tokens=rule.max_tokens,
             abort=self._death,
+            headers=endpoint.headers,
         )
         self._require_alive("during the warm-up")
         if errors := sorted({error for shape in warmed["shapes"] for error in shape["errors"]}):
-            raise ServerFailed(f"the warm-up failed: {'; '.join(errors)}", self._launcher.log_tail(LOG_LINES))
-        self._call(api.flush_cache)
+            raise ServerFailed(f"the warm-up failed: {'; '.join(errors)}", self._log_tail())
         return {"seconds": time.perf_counter() - begun, "shapes": warmed["shapes"]}
+
+    def _flush(self) -> str | None:
+        """Empty the server's prefix cache; returns why that could not be done, which only an external server may.
+
+        Before every cell, since the cells of a run start at the head of one list of prompts. Servers refuse it while
+        requests run, and those of a cell that was broken off run on for a moment.
+        """
+        endpoint, deadline = self._start.endpoint, time.monotonic() + FLUSH_S
+        while True:
+            try:
+                api.flush_cache(endpoint.base_url, endpoint.headers)
+                return None
+            except api.ApiError as error:
+                self._require_alive("between two cells")
+                if self._run.server.external:
+                    return str(error)
+                if time.monotonic() > deadline:
+                    raise ServerFailed(f"the prefix cache was not emptied: {error}", self._log_tail()) from error
+            time.sleep(0.2)
 
     def _measure_cell(self, cell: Cell) -> bool:
         """Measure one cell and store the attempt, failed or not; False when the server is not fit for another one."""
         begun = _now()
         measurement: Measurement | None = None
         try:
-            before = self._call(api.counters)
-            measurement = measure(
-                self._start.base_url,
-                cell.workload,
-                self._prompts(cell),
-                cell.load.concurrency,
-                served_model_name(cell.server),
-                abort=self._death,
-                sample=lambda: api.counters(self._start.base_url),
-            )
+            not_flushed = self._flush()
+            before = self._observe()
+            measurement = self._measurement(cell)
             self._require_success(measurement, f"during {cell.workload.name} at {cell.load.name}")
-            after = self._call(api.counters)
+            after = self._observe()
         except ServerFailed as failure:
             self._report(f"{cell.server.name}: failed: {failure.reason}")
             self._store_failure(cell, begun, failure, measurement)
             return False
-        extra = {"counters": {"before": before, "after": after}, "client": measurement.client}
-        record = self._record(cell, begun, "ok", None, None) | extra
+        record = self._record(cell, begun, "ok", None, None) | _of_client(measurement)
+        record["cache_not_flushed"] = not_flushed
+        record["counters"] = {
+            name: asdict(one)
+            for name, one in (("before", before), ("after", after), ("difference", difference(before, after)))
+        }
         self._store.add(record, lambda folder: _write_data(folder, self._start.log_path, measurement))
-        tokens = measurement.requests["completion_tokens"].sum()
-        self._report(
-            f"{cell.server.name}: {cell.workload.name} at {cell.load.name}: "
-            f"{tokens} tokens in {len(measurement.requests)} requests"
-        )
+        self._report(f"{cell.server.name}: {cell.workload.name} at {cell.load.name}: {_in_words(measurement)}")
         return True
+
+    def _measurement(self, cell: Cell) -> Measurement:
+        endpoint, work = self._start.endpoint, self._project.config.workloads[cell.workload.name]
+        return measure(
+            endpoint.base_url,
+            cell.workload,
+            self._prompts(cell),
+            cell.load,
+            endpoint.model,
+            abort=self._death,
+            sample=server_samples.sampler_for(endpoint.base_url, endpoint.headers),
+            limits=Limits(request_s=work.request_timeout_s, cell_s=work.cell_timeout_s),
+            headers=endpoint.headers,
+            tokenizer=self._tokenizer,
+            seed=cell.arrival_seed,
+        )
 
     def _require_success(self, measurement: Measurement, when: str) -> None:
         statuses = measurement.requests["status"]
@@ -192,12 +192,14 @@ class RunStart:
         self._require_alive(when)
         if not (statuses == "ok").any():
             counts = ", ".join(f"{n} x {status}" for status, n in statuses.value_counts().items())
-            raise ServerFailed(f"no request succeeded: {counts}", self._launcher.log_tail(LOG_LINES))
+            ended = f"; {measurement.aborted}" if measurement.aborted else ""
+            raise ServerFailed(f"no request succeeded: {counts or 'none was sent'}{ended}", self._log_tail())
 
     def _store_failure(
         self, cell: Cell, begun: str, failure: ServerFailed, measurement: Measurement | None = None
     ) -> None:
         record = self._record(cell, begun, "failed", failure.reason, failure.log_tail)
+        record |= {} if measurement is None else _of_client(measurement)
         self._store.add(record, lambda folder: _write_data(folder, self._start.log_path, measurement))
 
     def _record(self, cell: Cell, begun: str, status: str, reason: str | None, log_tail: str | None) -> dict[str, Any]:
@@ -220,6 +222,7 @@ class RunStart:
             "host": self._host,
             "environment": self._receipt,
             "server_info": start.server_info,
+            "read_back": start.read_back,
             "software": {"ddtree_bench": __version__, "commit": git_commit(self._project.root)},
         }
 
@@ -227,13 +230,21 @@ class RunStart:
         work = cell.workload
         spec = self._project.config.workloads[work.name]
         prompts = read_prompts(self._project.root / spec.prompts)
-        chosen = select(prompts, spec.blocks, spec.n_min, cell.load.concurrency, spec.repeat_prompts)
+        chosen = cell_prompts(spec, prompts, cell.load.concurrency, cell.load.rate)
         if prompt_set_sha256(chosen) != work.prompts_sha256:
             raise TargetError(
                 f"{spec.prompts}: has been changed since this pass began, so its prompts are not those of {cell.view}; "
                 "start the workflow again"
             )
         return chosen
+
+    def _observe(self) -> Observation:
+        """What the server counts now, and why it does not say the rest."""
+        endpoint = self._start.endpoint
+        return observe(endpoint.base_url, timeout_s=OBSERVE_TIMEOUT_S, headers=endpoint.headers)
+
+    def _log_tail(self) -> str:
+        return self._launcher.log_tail(LOG_LINES)
 
     def _death(self) -> str | None:
         """Return how the server ended, or None while it runs."""
@@ -253,15 +264,7 @@ class RunStart:
         reason = f"the server {state} {when}"
         if not state.ended_by_itself:
             raise TargetError(f"{self._run.server.name}: {reason}")
-        raise ServerFailed(reason, self._launcher.log_tail(LOG_LINES))
-
-    def _call(self, call: Callable[[str], Any]) -> Any:
-        try:
-            return call(self._start.base_url)
-        except api.ApiError as error:
-            self._wait_for_death()
-            self._require_alive("between two cells")
-            raise ServerFailed(f"the server does not answer: {error}", self._launcher.log_tail(LOG_LINES)) from error
+        raise ServerFailed(reason, self._log_tail())
 
 
 def _write_data(folder: Path, log_path: Path, measurement: Measurement | None) -> None:
@@ -270,6 +273,30 @@ def _write_data(folder: Path, log_path: Path, measurement: Measurement | None) -
     if measurement is not None:
         requests_table.write(measurement.requests, folder / REQUESTS)
         measurement.server_samples.to_parquet(folder / SERVER_SAMPLES, index=False)
+
+
+def _tokenizer(path: Path | None) -> Tokenizer | None:
+    try:
+        return None if path is None else Tokenizer.from_path(path)
+    except TokenizerError as error:
+        raise TargetError(f"models.<name>.tokenizer: {error}") from error
+
+
+def _most_at_once(cell: Cell) -> int:
+    """The largest batch that the server may see: an open loop can have more in flight than it admits."""
+    if cell.load.kind == "closed":
+        return cell.load.concurrency
+    return min(cell.load.concurrency, cell.server.max_running_requests, cell.workload.n_prompts)
+
+
+def _of_client(measurement: Measurement) -> dict[str, Any]:
+    return {"client": measurement.client, "planned": measurement.planned, "aborted": measurement.aborted}
+
+
+def _in_words(measurement: Measurement) -> str:
+    requests = measurement.requests
+    text = f"{requests['completion_tokens'].sum()} tokens in {len(requests)} requests"
+    return f"{text} of {measurement.planned}: {measurement.aborted}" if measurement.aborted else text
 
 
 def _now() -> str:

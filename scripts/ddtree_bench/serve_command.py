@@ -12,7 +12,7 @@ from ddtree_bench.config import ConfigError
 from ddtree_bench.hosts import confirm_deployment, target_launcher
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report, open_project
-from ddtree_bench.run_start import passed_environment, server_place
+from ddtree_bench.server_start import passed_environment, server_place
 from ddtree_bench.servers.serve import serve
 
 CHOICES = ("target", "model", "method", "budget", "topk_cap", "block_size")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ddtree_bench.hosts import knows_models, read_host, server_host_key
 from ddtree_bench.plan import Cell, Run
@@ -63,11 +64,13 @@ def summary(project: Project) -> str:
         counts[view["status"]] += 1
         if view["status"] != "ok":
             warnings.append(f"warning: failed cell {path}: {view['reason']}")
+        elif view.get("aborted"):
+            warnings.append(f"warning: cell broken off {path}: {view['aborted']}")
     numbers = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "absent") if counts[state])
     lines = [f"cells: {numbers or 'none'}"]
     lines += warnings
     if warnings:
-        lines.append("Failed cells are kept as results; measure them again with: snakemake --config retry_failed=true")
+        lines.append("They are kept as results; measure them again with: snakemake --config retry_failed=true")
     report = project.folders.results / "report.html"
     if report.exists():
         lines.append(f"report: {report}")
@@ -75,13 +78,17 @@ def summary(project: Project) -> str:
 
 
 def runs_with_failures(project: Project) -> frozenset[Run]:
-    """Return the runs of which a view says that a cell failed."""
+    """Return the runs of which a view says that a cell failed or was broken off."""
     return frozenset(
         run
         for run in project.plan.runs
         for path in map(Path, project.views(run))
-        if path.exists() and read_view(path)["status"] != "ok"
+        if path.exists() and _is_retried(read_view(path))
     )
+
+
+def _is_retried(view: Mapping[str, Any]) -> bool:
+    return view["status"] != "ok" or bool(view.get("aborted"))
 
 
 def prune(project: Project) -> list[Path]:

@@ -9,20 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from ddtree_bench import budgets, columns, comparisons, crossovers, keys, metrics
+from ddtree_bench import budgets, columns, comparisons, crossovers
 from ddtree_bench.identical_answers import Answers
+from ddtree_bench.metrics import Slos
 from ddtree_bench.records.files import sha256_file
-from ddtree_bench.records.store import REQUESTS, SERVER_SAMPLES, StoreError, read_attempt
+from ddtree_bench.records.store import REQUESTS, StoreError, read_attempt
 from ddtree_bench.records.views import read_view
-from ddtree_bench.targets.probe import host_key
+from ddtree_bench.table_rows import add_cell, run_rows
 
 TABLES = ("cells", "runs", "speedup", "acceptance", "budget", "crossovers", "requests")
 SIGNIFICANT_DIGITS = 12
 PANDAS_TYPES = {"text": "object", "int": "Int64", "float": "float64", "bool": "boolean"}
-
-
-COUNTER_TOLERANCE = 0.01
-"""Share by which the client's tokens may differ from the server's count."""
 
 
 class TablesError(ValueError):
@@ -34,7 +31,10 @@ class MissingEntry(TablesError):
 
 
 def build_tables(
-    views: Sequence[Path], store: Path, named: Sequence[comparisons.Named] = ()
+    views: Sequence[Path],
+    store: Path,
+    named: Sequence[comparisons.Named] = (),
+    slos: Mapping[str, Slos] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of `TABLES` for the given views.
 
@@ -46,6 +46,8 @@ def build_tables(
         The store that holds the entries of the views.
     named : sequence of Named
         Comparisons that were named before measuring; Holm's correction runs over these.
+    slos : mapping, optional
+        The service level objectives of each workload that has some, by its name.
 
     Raises
     ------
@@ -64,8 +66,8 @@ def build_tables(
     _require_distinct([(path, view) for path, view in contents if "entry" in view])
     rows: dict[str, list[dict[str, Any]]] = {"cells": [], "acceptance": [], "requests": []}
     for record, folder in records:
-        _add_cell(rows, record, folder)
-    rows["runs"] = _run_rows([record for record, _ in records])
+        add_cell(rows, record, folder, (slos or {}).get(record["labels"]["workload"]))
+    rows["runs"] = run_rows([record for record, _ in records])
     frames = {name: typed(found, name) for name, found in rows.items()}
     answers = Answers(frames["requests"], _reader({record["plan_key"]: folder for record, folder in records}))
     frames["speedup"] = typed(comparisons.speedup_rows(frames["cells"], named, answers), "speedup")
@@ -174,133 +176,3 @@ def _attempt(path: Path, view: Mapping[str, Any], store: Path) -> Path:
     if expected is not None and not (requests.is_file() and sha256_file(requests) == expected):
         raise MissingEntry(f"{path}: {requests} is missing or damaged; restore the store, or measure this cell again")
     return attempt.folder
-
-
-def _server_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    server = record["identity"]["server"]
-    drafter = server["drafter"] or {}
-    return {
-        "server": record["labels"]["server"],
-        **{
-            name: server[name]
-            for name in columns.SERVER
-            if name in server and name not in ("model", "drafter", "flags")
-        },
-        "model": server["model"]["name"],
-        "model_revision": server["model"]["revision"],
-        "drafter": drafter.get("name"),
-        "drafter_revision": drafter.get("revision"),
-        "verify_width": _verify_width(server),
-        "flags": keys.canonical(server["flags"]),
-        "host_key": record["host_key"],
-        "machine_key": host_key(record["host"], server["model"]["name"], None),
-    }
-
-
-def _verify_width(server: Mapping[str, Any]) -> int:
-    if server["method"] == "DDTREE":
-        return int(server["budget"]) + 1
-    return int(server["block_size"]) if server["method"] == "DFLASH" else 1
-
-
-def _cell_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    identity, labels = record["identity"], record["labels"]
-    work = {name: identity["workload"][name] for name in columns.WORK if name in identity["workload"]}
-    return {
-        **_server_columns(record),
-        **work,
-        "warmup": keys.short(keys.digest(identity["warmup"])),
-        "protocol": identity["protocol"],
-        "workload": labels["workload"],
-        "load": labels["load"],
-        "concurrency": identity["load"]["concurrency"],
-        "repeat": identity["repeat"],
-        "commit": (record.get("software") or {}).get("commit"),
-        **_read_back(record),
-        **_server_counts(record),
-    }
-
-
-def _read_back(record: Mapping[str, Any]) -> dict[str, Any]:
-    info = record.get("server_info") or {}
-    return {name: info.get("version" if name == "engine_version" else name) for name in columns.READ_BACK}
-
-
-def _server_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the server counted over the cell; None where the engine has no such counter."""
-    counters = record.get("counters") or {}
-    before, after = counters.get("before") or {}, counters.get("after") or {}
-    names = {"server_generation_tokens": "generation_tokens_total", "server_verify_calls": "verify_calls_total"}
-    return {
-        column: after[name] - before[name] if name in before and name in after else None
-        for column, name in names.items()
-    }
-
-
-def _add_cell(rows: dict[str, list[dict[str, Any]]], record: Mapping[str, Any], folder: Path) -> None:
-    """Add a cell's rows: its metrics and acceptance when it succeeded, its requests whenever there are any."""
-    cell = _cell_columns(record) | {name: record[name] for name in columns.CELL if name in record}
-    rows["cells"].append(cell)
-    path = folder / REQUESTS
-    if not path.exists():
-        return
-    requests = pd.read_parquet(path)
-    key = {name: cell[name] for name in (*columns.DETAIL_KEY, "plan_key")}
-    rows["requests"] += [key | row for row in metrics.request_metrics(requests).to_dict("records")]
-    if record["status"] == "ok":
-        cell |= metrics.cell_metrics(requests, cell["concurrency"], cell["method"])
-        cell |= {
-            "answered_sha256": _answered(requests),
-            "counter_mismatch": _mismatch(cell["output_tokens_all_requests"], cell["server_generation_tokens"]),
-        }
-        if (folder / SERVER_SAMPLES).exists():
-            cell |= metrics.server_load(pd.read_parquet(folder / SERVER_SAMPLES))
-        rows["acceptance"] += [key | row for row in metrics.acceptance_by_depth(requests).to_dict("records")]
-
-
-def _answered(requests: pd.DataFrame) -> str:
-    ok = requests[requests["status"] == "ok"].sort_values("index")
-    return keys.digest([[int(i), sha] for i, sha in zip(ok["index"], ok["prompt_sha256"], strict=True)])
-
-
-def _mismatch(client: int | None, server: int | None) -> bool | None:
-    return None if client is None or server is None else abs(client - server) > COUNTER_TOLERANCE * server
-
-
-def _run_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a server start, from the records of its cells."""
-    by_start: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for record in records:
-        by_start.setdefault((record["labels"]["target"], str(record["start_id"])), []).append(record)
-    return [_run_row(group) for group in by_start.values()]
-
-
-def _run_row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    first = min(records, key=lambda record: str(record["started_at"]))
-    return {
-        **_server_columns(first),
-        "repeat": first["identity"]["repeat"],
-        "block": first["block"],
-        "start_id": first["start_id"],
-        "start_status": "ok" if first.get("ready_s") is not None else "failed",
-        "ready_s": first.get("ready_s"),
-        "started_at": first["started_at"],
-        "ended_at": max(str(record["ended_at"]) for record in records),
-        "cells_ok": sum(record["status"] == "ok" for record in records),
-        "cells_failed": sum(record["status"] != "ok" for record in records),
-        **_read_back(first),
-        **_host_columns(first["host"]),
-    }
-
-
-def _host_columns(host: Mapping[str, Any]) -> dict[str, Any]:
-    gpus = host["gpus"]
-    return {
-        "host_name": host.get("hostname"),
-        "cpu_model": host["cpu"]["model"],
-        "cpu_cores": host["cpu"]["cores"],
-        "gpu_model": ", ".join(sorted({gpu["name"] for gpu in gpus})) or None,
-        "gpu_count": len(gpus),
-        "driver": host["driver"],
-        "kernel": host.get("kernel"),
-    }

@@ -50,12 +50,18 @@ def row(
         "prompt_sha256": f"{index:064x}",
         "worker": 0,
         "max_tokens": 512,
+        "intended_start": None,
         "t_send": t_send,
+        "t_sent": t_send,
         "t_end": last + 0.001,
+        "connect_s": None,
+        "retries": 0,
         "event_times": [*times, last + 0.0005, last + 0.0005],
         "event_kinds": [*kinds, "usage", "done"],
         "event_texts": [*texts, "", ""],
+        "event_lags": [0.0] * (len(times) + 2),
         "event_tokens": [*so_far, tokens, None],
+        "event_tokenized": None,
         "event_finish": [*ends, False, False],
         "http_status": 200,
         "status": status,
@@ -66,13 +72,12 @@ def row(
         "cached_prompt_tokens": 0,
         "spec": None if spec is None else json.dumps(spec),
         "text": "".join(texts),
-        "intended_start": None,
     } | fields
 
 
 def failed(status: str, index: int = 0, t_send: float = 0.0, **fields: Any) -> dict[str, Any]:
     """A request without any event."""
-    empty: dict[str, Any] = {f"event_{name}": [] for name in ("times", "kinds", "texts", "tokens", "finish")}
+    empty: dict[str, Any] = {f"event_{name}": [] for name in ("times", "lags", "kinds", "texts", "tokens", "finish")}
     return row([], index=index, t_send=t_send, status=status, **empty | fields)
 
 

@@ -1,4 +1,4 @@
-"""An HTTP server that answers exactly as a test says: byte by byte, chunked or not, cut, refused or silent.
+"""An HTTP server that plays a script byte by byte: framed in any way, cut anywhere, refused or silent.
 
 It speaks over plain sockets, since every ready-made server repairs the very faults that are wanted here.
 """
@@ -7,23 +7,35 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 SSE = "text/event-stream"
+
+Framing = Literal["chunked", "close", "length"]
+"""How the end of a body is told: by chunks, by closing the connection, or by a Content-Length."""
+
+Packets = Literal["pieces", "one", "bytes"]
+"""What is handed to the kernel at once: a piece of the script, the whole answer, or a single byte."""
 
 
 @dataclass(frozen=True)
 class Script:
     """One answer: its status, and the pieces of its body, each with a pause (s) before it.
 
-    `end` says what happens after the last piece: `clean` ends the body as HTTP has it, `cut` closes the connection in
-    the middle of it, `reset` does so with a TCP reset, `silence` keeps it open without a byte. Without `head` not even
-    the status line is sent.
+    `end` says what happens after the last piece and `end_pause` more seconds: `clean` ends the body as HTTP has it,
+    `cut` closes the connection in the middle of it, `reset` does so with a TCP reset, `silence` keeps it open without a
+    byte. Without `head` not even the status line is sent. Without a `framing` it is that of `chunked`: chunks or none.
+    Each piece is one chunk. Only the packets `pieces` keep the pauses. `keep_alive` false closes the connection after
+    the answer. `extension` follows each chunk's size, `trailers` (whole lines) the last chunk, and `trailing` are bytes
+    after the answer that belong to none.
     """
 
     pieces: Sequence[tuple[float, bytes]]
@@ -32,6 +44,64 @@ class Script:
     chunked: bool = True
     end: Literal["clean", "cut", "reset", "silence"] = "clean"
     head: bool = True
+    framing: Framing | None = None
+    packets: Packets = "pieces"
+    keep_alive: bool = True
+    end_pause: float = 0.0
+    extension: bytes = b""
+    trailers: bytes = b""
+    trailing: bytes = b""
+
+    @property
+    def framed(self) -> Framing:
+        """The framing, by name."""
+        return self.framing or ("chunked" if self.chunked else "close")
+
+    def head_bytes(self) -> bytes:
+        """Status line and header fields; an answer that is to break off announces more than it sends."""
+        if not self.head:
+            return b""
+        missing = 0 if self.end == "clean" else 1000
+        length = sum(len(piece) for _, piece in self.pieces) + missing
+        told = {"chunked": ["Transfer-Encoding: chunked"], "length": [f"Content-Length: {length}"], "close": []}
+        closes = [] if self.keep_alive and self.framed != "close" else ["Connection: close"]
+        lines = [f"HTTP/1.1 {self.status} Scripted", f"Content-Type: {self.content_type}", *told[self.framed], *closes]
+        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+
+    def body_packets(self) -> list[tuple[float, bytes]]:
+        """The pieces as they are framed, each with the pause before it, without the end of the body."""
+        if self.framed != "chunked":
+            return list(self.pieces)
+        return [(pause, b"%x%s\r\n%s\r\n" % (len(piece), self.extension, piece)) for pause, piece in self.pieces]
+
+    def end_bytes(self) -> bytes:
+        """What ends the body, and the bytes after it."""
+        if self.end != "clean":
+            return b""
+        return (b"0\r\n" + self.trailers + b"\r\n" if self.framed == "chunked" else b"") + self.trailing
+
+    def sends(self) -> list[tuple[float, bytes]]:
+        """All that is sent, as packets with the pause (s) before each."""
+        parts = [(0.0, self.head_bytes()), *self.body_packets(), (0.0, self.end_bytes())]
+        if self.packets == "pieces":
+            return parts
+        whole = b"".join(part for _, part in parts)
+        if self.packets == "one":
+            return [(0.0, whole)]
+        return [(0.0, whole[i : i + 1]) for i in range(len(whole))]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What the server did for one request: its JSON body, when it had come in full, and when each packet was sent.
+
+    Moments are seconds of time.perf_counter(), taken just before a packet was handed to the kernel; with the packets
+    `pieces` the first is that of the head and the last that of the body's end.
+    """
+
+    body: dict[str, Any]
+    received: float
+    sent: list[float] = field(default_factory=list)
 
 
 def event(payload: Any) -> bytes:
@@ -71,16 +141,36 @@ def words(n: int) -> Script:
     return stream(chunk(role="assistant", content=""), *texts, chunk(finish="length"), usage_event(n), DONE)
 
 
-class ScriptedServer:
-    """Serves on a free port of the loopback until closed; `answer` maps a request's JSON body to its script.
+def prompt_of(body: dict[str, Any]) -> str:
+    """The text that a request asks with, on either endpoint."""
+    return str(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
 
-    `requests` holds the bodies in the order they came, `connections` counts what was accepted, `most_in_flight` the
-    most requests that were being answered at once. Of these `admits` run and the others queue, as `counters` of its
-    /server_info tells.
+
+def by_number(scripts: Sequence[Script]) -> Callable[[dict[str, Any]], Script]:
+    """Answers by the number that ends the prompt; the last script answers all numbers beyond."""
+    return lambda body: scripts[min(int(prompt_of(body).split()[-1]), len(scripts) - 1)]
+
+
+class ScriptedServer:
+    """Serves on a port of the loopback until closed, a free one by default; `answer` maps a JSON body to its script.
+
+    `requests` holds the bodies in the order they came, `headers` their header fields, and `played` what was done for
+    each; `connections` counts what was accepted, `most_in_flight` the most requests that were being answered at once.
+    Of these `admits` run and the others queue, as `counters` of its /server_info tells. Every GET is answered with that
+    and with `info`.
     """
 
-    def __init__(self, answer: Callable[[dict[str, Any]], Script], admits: int = 1000) -> None:
+    def __init__(
+        self,
+        answer: Callable[[dict[str, Any]], Script],
+        admits: int = 1000,
+        info: Mapping[str, Any] | None = None,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._answer = answer
+        self._info = dict(info or {})
         self._admitted = threading.Semaphore(admits)
         self._running = 0
         self._closing = threading.Event()
@@ -89,9 +179,11 @@ class ScriptedServer:
         self._in_flight = 0
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.played: list[Played] = []
         self.connections = 0
         self.most_in_flight = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
         self.base_url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
@@ -116,6 +208,13 @@ class ScriptedServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            # Packets are to leave as they are written, not gathered until the last was acknowledged.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls:
+                try:
+                    connection = self._tls.wrap_socket(connection, server_side=True)
+                except OSError:
+                    continue
             self.connections += 1
             self._open.append(connection)
             thread = threading.Thread(target=self._serve, args=(connection,))
@@ -127,56 +226,65 @@ class ScriptedServer:
         with connection, connection.makefile("rb") as reader, suppress(OSError):
             while head := reader.readline():
                 method, path, _ = head.decode().split()
-                length = 0
+                fields = {}
                 while (line := reader.readline()) not in (b"\r\n", b""):
                     name, _, value = line.decode().partition(":")
-                    length = int(value) if name.lower() == "content-length" else length
-                body = reader.read(length)
+                    fields[name.lower()] = value.strip()
+                body = reader.read(int(fields.get("content-length", 0)))
                 if method == "GET":
-                    body = json.dumps({"data": [], "counters": self.counters()}).encode()
-                    self._send(connection, Script([(0, body)], content_type="application/json"))
+                    answer = json.dumps({"data": [], "counters": self.counters()} | self._info).encode()
+                    self._play(connection, Script([(0, answer)], content_type="application/json"), [])
                     continue
-                with self._lock:
-                    self.requests.append(json.loads(body))
-                    self.paths.append(path)
-                    self._in_flight += 1
-                    self.most_in_flight = max(self.most_in_flight, self._in_flight)
-                try:
-                    if not self._run(connection, json.loads(body)):
-                        return
-                finally:
-                    with self._lock:
-                        self._in_flight -= 1
+                self.headers.append(fields)
+                if not self._take(connection, path, json.loads(body)):
+                    return
+
+    def _take(self, connection: socket.socket, path: str, body: dict[str, Any]) -> bool:
+        """Answer a request; return whether the connection can take another."""
+        played = Played(body, time.perf_counter())
+        with self._lock:
+            self.requests.append(body)
+            self.paths.append(path)
+            self.played.append(played)
+            self._in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            return self._run(connection, played)
+        finally:
+            with self._lock:
+                self._in_flight -= 1
 
     def counters(self) -> dict[str, int]:
         """Requests that run and that queue."""
         with self._lock:
             return {"running_requests": self._running, "queued_requests": self._in_flight - self._running}
 
-    def _run(self, connection: socket.socket, body: dict[str, Any]) -> bool:
+    def _run(self, connection: socket.socket, played: Played) -> bool:
         with self._admitted:
             with self._lock:
                 self._running += 1
             try:
-                return self._send(connection, self._answer(body))
+                return self._play(connection, self._answer(played.body), played.sent)
             finally:
                 with self._lock:
                     self._running -= 1
 
-    def _send(self, connection: socket.socket, script: Script) -> bool:
-        """Send an answer; return whether the connection can take another request."""
-        framing = "Transfer-Encoding: chunked" if script.chunked else "Connection: close"
-        head = f"HTTP/1.1 {script.status} Scripted\r\nContent-Type: {script.content_type}\r\n{framing}\r\n\r\n"
-        connection.sendall(head.encode() if script.head else b"")
-        for pause, piece in script.pieces:
+    def _play(self, connection: socket.socket, script: Script, sent: list[float]) -> bool:
+        """Send an answer, note when; return whether the connection can take another request."""
+        for pause, packet in script.sends():
             if pause and self._closing.wait(pause):
                 return False
-            connection.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if script.chunked else piece)
+            sent.append(time.perf_counter())
+            connection.sendall(packet)
+        if script.end_pause and self._closing.wait(script.end_pause):
+            return False
         if script.end == "silence":
             self._closing.wait()
         elif script.end == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        elif script.end == "clean" and script.chunked:
-            connection.sendall(b"0\r\n\r\n")
-            return True
-        return False
+        return script.end == "clean" and script.framed != "close" and script.keep_alive
+
+
+def scheduled(script: Script) -> list[float]:
+    """When each piece would be sent by a server and a network that take no time, s from the request."""
+    return list(accumulate(pause for pause, _ in script.pieces))

@@ -258,12 +258,18 @@ def _request(
         "prompt_sha256": f"{index:064x}",
         "worker": worker,
         "max_tokens": total,
+        "intended_start": None,
         "t_send": t_send,
+        "t_sent": t_send + 2e-5,
         "t_end": float(times[-1]) + 0.0006,
+        "connect_s": None,
+        "retries": 0,
         "event_times": [*times.tolist(), float(times[-1]) + 0.0002, float(times[-1]) + 0.0004],
+        "event_lags": [2e-5] * (n + 2),
         "event_kinds": ["token"] * n + ["usage", "done"],
         "event_texts": ["x "] * n + ["", ""],
         "event_tokens": [*committed, total, None],
+        "event_tokenized": None,
         "event_finish": [False] * (n - 1) + [True, False, False],
         "http_status": 200,
         "status": "ok",
@@ -274,7 +280,6 @@ def _request(
         "cached_prompt_tokens": simulation.cached.get(server.name, 0),
         "spec": json.dumps(spec),
         "text": text,
-        "intended_start": None,
     }
 
 

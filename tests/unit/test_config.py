@@ -247,6 +247,52 @@ def test_too_few_prompts(root: Path) -> None:
     validate(config, root)
 
 
+def test_too_few_prompts_for_a_rate(root: Path) -> None:
+    config = tree()
+    config["sweep"][0] |= {"rate": [0.5, 2]}
+    assert only_problem(config, root) == (
+        "workloads.short: rate: 2 for open_loop_s: 30 needs 60 prompts, and there are 16; "
+        "lower them, add prompts or blocks, or set repeat_prompts: true"
+    )
+    config["workloads"]["short"]["open_loop_s"] = 8
+    validate(config, root)
+
+
+def test_a_block_of_an_open_loop_that_the_file_does_not_have(root: Path) -> None:
+    config = tree()
+    config["workloads"]["short"] |= {"blocks": [9], "open_loop_s": 1}
+    config["sweep"][0] |= {"rate": 1}
+    assert "blocks: [9] not in the prompt file" in only_problem(config, root)
+
+
+def test_an_open_loop_may_have_more_in_flight_than_a_server_admits(root: Path) -> None:
+    config = tree()
+    config["sweep"][0] |= {"rate": 0.5, "max_running_requests": 2}
+    assert {p.concurrency for p in validate(config, root)[1]} == {256}
+
+
+def test_an_open_loop_needs_its_baseline_at_the_same_rate(root: Path) -> None:
+    config = tree()
+    config["sweep"][0] |= {"method": "AR", "rate": 0.4}
+    config["sweep"].append({**config["sweep"][0], "method": "DFLASH", "rate": 0.5})
+    assert "short at rate 0.5 has no AR baseline" in only_problem(config, root)
+
+
+@pytest.mark.parametrize("key", ["ttft_s", "tpot_s", "e2e_s"])
+def test_objectives_are_above_zero(root: Path, key: str) -> None:
+    config = tree()
+    config["workloads"]["short"]["slos"] = {key: 0}
+    assert only_problem(config, root) == (
+        f"workloads.short.slos.{key}: 0 is not allowed; input should be greater than 0"
+    )
+
+
+def test_an_unknown_objective_names_the_nearest(root: Path) -> None:
+    config = tree()
+    config["workloads"]["short"]["slos"] = {"tttf_s": 1}
+    assert only_problem(config, root) == "workloads.short.slos.tttf_s: unknown key; did you mean 'ttft_s'?"
+
+
 def test_prompts_that_occur_twice(root: Path) -> None:
     path = root / "prompts.jsonl"
     first = path.read_text().splitlines()[0]

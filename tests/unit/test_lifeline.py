@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import psutil
@@ -109,3 +110,30 @@ def test_handlers_are_put_back() -> None:
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert not issubclass(Interrupted, Exception)
+
+
+def test_a_signal_that_meets_a_finalizer_is_not_lost() -> None:
+    class Thing:
+        pass
+
+    def interrupted_here() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+
+    thing = Thing()
+    weakref.finalize(thing, interrupted_here)
+    began = time.monotonic()
+    with pytest.raises(Interrupted, match="SIGTERM"), Interruption():
+        del thing
+        time.sleep(20)
+    assert time.monotonic() - began < 10
+
+
+def test_a_signal_lost_in_a_finalizer_at_the_end_of_the_block_still_counts() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    weakref.finalize(thing, lambda: [os.kill(os.getpid(), signal.SIGINT), time.sleep(0.01)])
+    with pytest.raises(Interrupted, match="SIGINT"), Interruption():
+        del thing

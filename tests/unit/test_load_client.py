@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from scripted_server import (
@@ -24,12 +30,16 @@ from scripted_server import (
 
 from ddtree_bench import metrics
 from ddtree_bench.load import requests_table, server_samples
-from ddtree_bench.load.client import Timeouts, request_body
-from ddtree_bench.load.closed_loop import Measurement, measure
+from ddtree_bench.load.arrivals import intended_starts
+from ddtree_bench.load.bodies import request_body
+from ddtree_bench.load.cell import Measurement, measure
+from ddtree_bench.load.exchange import Limits
+from ddtree_bench.load.live import Live
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.load.warmup import shapes, warm_up
+from ddtree_bench.load.wire import AnswerEnd
 from ddtree_bench.metrics import definitions
-from ddtree_bench.plan import Workload
+from ddtree_bench.plan import Load, Workload
 from ddtree_bench.servers import api
 
 WORK = Workload(
@@ -47,17 +57,18 @@ WORK = Workload(
     repeat_prompts=False,
     endpoint="chat",
 )
-SHORT = Timeouts(connect_s=5.0, idle_s=0.3, total_s=60.0)
+SHORT = Limits(connect_s=5.0, connect_retries=0, idle_s=0.3, request_s=60.0)
+ONE = Load(1)
 
 
 def prompts(n: int) -> tuple[Prompt, ...]:
     return tuple(Prompt(f"p{i}", 1, "code", f"prompt {i}") for i in range(n))
 
 
-def ask(script: Script, work: Workload = WORK, timeouts: Timeouts = SHORT) -> pd.Series[Any]:
+def ask(script: Script, work: Workload = WORK, limits: Limits = SHORT) -> pd.Series[Any]:
     """The row of a single request that is answered by the script."""
     with ScriptedServer(lambda _: script) as server:
-        return measure(server.base_url, work, prompts(1), 1, "m", timeouts=timeouts).requests.iloc[0]
+        return measure(server.base_url, work, prompts(1), ONE, "m", limits=limits).requests.iloc[0]
 
 
 def closed_port() -> int:
@@ -203,13 +214,13 @@ def test_silence_is_a_timeout_and_what_came_before_is_kept() -> None:
 
 def test_a_server_that_drips_for_ever_meets_the_total_limit() -> None:
     drip = Script([(0.05, chunk(content=f"{i} ")) for i in range(400)])
-    row = ask(drip, timeouts=Timeouts(connect_s=5.0, idle_s=5.0, total_s=0.3))
+    row = ask(drip, limits=Limits(connect_s=5.0, idle_s=5.0, request_s=0.3))
     assert row["status"] == "timeout"
     assert 0 < len(row["event_times"]) < 400
 
 
 def test_a_refused_connection() -> None:
-    found = measure(f"http://127.0.0.1:{closed_port()}", WORK, prompts(2), 1, "m", timeouts=SHORT)
+    found = measure(f"http://127.0.0.1:{closed_port()}", WORK, prompts(2), Load(1), "m", limits=SHORT)
     assert list(found.requests["status"]) == ["connect_error"] * 2
     assert found.requests["http_status"].isna().all()
     assert found.client["connections_preopened"] == 0
@@ -226,7 +237,7 @@ def test_no_answer_at_all_is_a_timeout() -> None:
 
 
 def test_fault_18_sampling_is_always_sent_in_full() -> None:
-    body = request_body(replace(WORK, temperature=0.7, top_p=0.9, top_k=40), "hello", "m")
+    body = request_body(replace(WORK, temperature=0.7, top_p=0.9, top_k=40), Prompt("p", 1, "code", "hello"), "m")
     assert body == {
         "model": "m",
         "messages": [{"role": "user", "content": "hello"}],
@@ -234,6 +245,11 @@ def test_fault_18_sampling_is_always_sent_in_full() -> None:
         "temperature": 0.7,
         "top_p": 0.9,
         "top_k": 40,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "n": 1,
         "seed": 7,
         "ignore_eos": False,
         "stream": True,
@@ -245,7 +261,7 @@ def test_fault_18_sampling_is_always_sent_in_full() -> None:
 def test_the_completions_endpoint_takes_a_prompt() -> None:
     answer = stream(event({"choices": [{"text": "hi", "finish_reason": "stop"}]}), DONE)
     with ScriptedServer(lambda _: answer) as server:
-        row = measure(server.base_url, replace(WORK, endpoint="completions"), prompts(1), 1, "m").requests.iloc[0]
+        row = measure(server.base_url, replace(WORK, endpoint="completions"), prompts(1), Load(1), "m").requests.iloc[0]
     assert (server.paths, server.requests[0]["prompt"]) == (["/v1/completions"], "prompt 0")
     assert (row["status"], row["text"]) == ("ok", "hi")
 
@@ -253,7 +269,7 @@ def test_the_completions_endpoint_takes_a_prompt() -> None:
 @pytest.fixture
 def loaded() -> Iterator[tuple[Measurement, ScriptedServer]]:
     with ScriptedServer(lambda _: Script([(0.02, piece) for _, piece in words(4).pieces])) as server:
-        yield measure(server.base_url, WORK, prompts(12), 3, "m"), server
+        yield measure(server.base_url, WORK, prompts(12), Load(3), "m"), server
 
 
 def test_the_closed_loop_sends_each_prompt_once_in_order(loaded: tuple[Measurement, ScriptedServer]) -> None:
@@ -274,14 +290,40 @@ def test_the_closed_loop_keeps_the_load_on_one_connection_a_slot(loaded: tuple[M
     assert server.most_in_flight == 3
     assert server.connections == 3
     assert found.client["connections_preopened"] == 3
-    assert metrics.cell_metrics(found.requests, 3, "AR")["most_in_flight"] == 3
+    assert metrics.cell_metrics(found.requests, Load(3), "AR")["most_in_flight"] == 3
 
 
 def test_the_client_tells_how_it_fared(loaded: tuple[Measurement, ScriptedServer]) -> None:
     client = loaded[0].client
-    assert set(client) == {"wall_s", "cpu_s", "run_queue_wait_s", "connections_preopened", "server_sample_errors"}
-    assert client["wall_s"] > 0
-    assert client["run_queue_wait_s"] is None or client["run_queue_wait_s"] >= 0
+    assert client["wall_s"] >= loaded[0].requests["t_end"].max() - loaded[0].requests["t_send"].min()
+    assert client["events_read"] >= 12 * 6
+    assert 0 < client["reader_cpu_s"] <= client["cpu_s"]
+    assert 0 <= client["reader_wait_s"] <= client["run_queue_wait_s"]
+    assert client["reader_slices"] > 0
+    assert client["clock_stepped"] is False
+
+
+def test_the_kernel_tells_how_long_bytes_lay_unread(loaded: tuple[Measurement, ScriptedServer]) -> None:
+    """The first reads of every answer have a stamp, none from the future, and most were read at once."""
+    firsts = np.concatenate([lags[:3] for lags in loaded[0].requests["event_lags"]])
+    assert loaded[0].client["kernel_stamps"] is True
+    assert not np.isnan(firsts).any()
+    assert firsts.min() > -1e-4
+    assert np.median(firsts) < 5e-3
+
+
+def test_a_reader_that_is_late_is_seen_by_the_kernels_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader is kept busy for 0.1 s by the head of the answer; the first event comes 0.05 s after it."""
+    reached = AnswerEnd.reached
+
+    def slowly(end: AnswerEnd, reads: Any) -> bool:
+        time.sleep(0.1 if len(reads) == 1 else 0)
+        return reached(end, reads)
+
+    monkeypatch.setattr(AnswerEnd, "reached", slowly)
+    row = ask(Script([(0.05, chunk(content="a", finish="stop")), (0.2, DONE)]))
+    assert 0.03 < row["event_lags"][0] < 0.09
+    assert row["event_lags"][1] < 0.03
 
 
 def test_what_is_written_is_what_is_read(loaded: tuple[Measurement, ScriptedServer], tmp_path: Any) -> None:
@@ -298,12 +340,12 @@ def test_fault_11_the_server_itself_tells_how_many_run_and_how_many_queue(monkey
     monkeypatch.setattr(server_samples, "EVERY_S", 0.02)
     slow = Script([(0.05, piece) for _, piece in words(4).pieces])
     with ScriptedServer(lambda _: slow, admits=2) as server:
-        found = measure(server.base_url, WORK, prompts(8), 4, "m", sample=lambda: api.counters(server.base_url))
+        found = measure(server.base_url, WORK, prompts(8), Load(4), "m", sample=lambda: api.counters(server.base_url))
     samples = found.server_samples
     assert list(samples) == list(server_samples.COLUMNS)
     assert samples["time"].is_monotonic_increasing
     assert found.requests["t_send"].min() < samples["time"].min()
-    assert metrics.cell_metrics(found.requests, 4, "AR")["most_in_flight"] == 4
+    assert metrics.cell_metrics(found.requests, Load(4), "AR")["most_in_flight"] == 4
     load = metrics.server_load(samples)
     assert list(load) == list(definitions.SERVER_LOAD)
     assert load["server_running_max"] == 2
@@ -320,7 +362,7 @@ def test_samples_that_fail_cost_nothing_but_themselves(monkeypatch: pytest.Monke
         return answers.pop(0)  # IndexError at last
 
     with ScriptedServer(lambda _: Script([(0.05, piece) for _, piece in words(4).pieces])) as server:
-        found = measure(server.base_url, WORK, prompts(4), 2, "m", sample=sample)
+        found = measure(server.base_url, WORK, prompts(4), Load(2), "m", sample=sample)
     assert list(found.requests["status"]) == ["ok"] * 4
     assert found.client["server_sample_errors"] >= 2
     assert found.server_samples["running"].fillna(-1).tolist() == [1, -1]
@@ -339,10 +381,10 @@ def test_without_samples_the_servers_load_is_unknown(loaded: tuple[Measurement, 
 
 def test_fewer_prompts_than_slots() -> None:
     with ScriptedServer(lambda _: words(2)) as server:
-        rows = measure(server.base_url, WORK, prompts(2), 8, "m").requests
+        rows = measure(server.base_url, WORK, prompts(2), Load(8), "m").requests
     assert list(rows["status"]) == ["ok", "ok"]
     with pytest.raises(ValueError, match="concurrency: 0"):
-        measure(server.base_url, WORK, prompts(2), 0, "m")
+        measure(server.base_url, WORK, prompts(2), Load(0), "m")
 
 
 @pytest.mark.parametrize("script", [Script([], head=False, end="silence"), stream(chunk(content="a"), end="silence")])
@@ -352,7 +394,7 @@ def test_abort_cuts_the_requests_in_flight_and_sends_no_more(script: Script) -> 
         def dead() -> str | None:
             return "server died" if len(server.requests) == 2 else None
 
-        found = measure(server.base_url, WORK, prompts(8), 2, "m", abort=dead, timeouts=Timeouts(idle_s=600))
+        found = measure(server.base_url, WORK, prompts(8), Load(2), "m", abort=dead, limits=Limits(idle_s=600))
     assert found.aborted == "server died"
     assert len(found.requests) == 2
     assert list(found.requests["status"]) == ["truncated"] * 2
@@ -360,18 +402,18 @@ def test_abort_cuts_the_requests_in_flight_and_sends_no_more(script: Script) -> 
 
 
 def test_a_fault_of_the_client_itself_is_raised_and_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> dict[str, Any]:
+    def broken(*_: object) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("ddtree_bench.load.closed_loop.request_body", broken)
+    monkeypatch.setattr("ddtree_bench.load.connection.Connection.ask", broken)
     with ScriptedServer(lambda _: words(2)) as server, pytest.raises(ZeroDivisionError):
-        measure(server.base_url, WORK, prompts(8), 2, "m")
+        measure(server.base_url, WORK, prompts(8), Load(2), "m")
 
 
 def test_fault_21_all_requests_failed() -> None:
     with ScriptedServer(lambda _: Script([(0, b"{}")], status=500)) as server:
-        rows = measure(server.base_url, WORK, prompts(4), 2, "m").requests
-    cell = metrics.cell_metrics(rows, 2, "DDTREE")
+        rows = measure(server.base_url, WORK, prompts(4), Load(2), "m").requests
+    cell = metrics.cell_metrics(rows, Load(2), "DDTREE")
     assert (cell["requests"], cell["requests_ok"], cell["requests_http_error"]) == (4, 0, 4)
     assert cell["throughput_full_tok_s"] is None
     assert cell["output_tokens_all_requests"] == 0
@@ -399,7 +441,178 @@ def test_fault_17_the_warm_up_has_the_shapes_of_the_cells() -> None:
 
 
 def test_a_warm_up_against_a_dead_server_says_so() -> None:
-    outcome = warm_up(f"http://127.0.0.1:{closed_port()}", "m", [(WORK, 1, prompts(1))], prompts(1), timeouts=SHORT)
+    outcome = warm_up(f"http://127.0.0.1:{closed_port()}", "m", [(WORK, 1, prompts(1))], prompts(1), limits=SHORT)
     assert outcome["shapes"][0]["ok"] == 0
     assert outcome["shapes"][0]["first_event_s"] == [None, None]
     assert "refused" in outcome["shapes"][0]["errors"][0]
+
+
+def test_users_of_a_closed_loop_start_one_after_another() -> None:
+    with ScriptedServer(lambda _: Script([(0.3, piece) for piece in (words(1).pieces[-1][1],)])) as server:
+        rows = measure(server.base_url, WORK, prompts(4), Load(4), "m", stagger_s=0.05).requests
+    gaps = np.diff(rows.sort_values("t_send")["t_send"])
+    assert gaps.min() > 0.04
+    assert rows["intended_start"].isna().all()
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_an_open_loop_sends_when_it_is_time_and_not_when_the_server_is_ready(arrivals: Any) -> None:
+    """Answers take 0.2 s and requests come every 0.05 s: with 8 connections none of them waits."""
+    load = Load(8, kind="open", rate=20.0, arrivals=arrivals)
+    slow = Script([(0.2, b"".join(piece for _, piece in words(2).pieces))])
+    with ScriptedServer(lambda _: slow) as server:
+        rows = measure(server.base_url, WORK, prompts(12), load, "m", seed=3).requests
+    starts = rows["intended_start"].to_numpy()
+    expected = intended_starts(load, 12, 3)
+    assert expected is not None
+    assert np.allclose(starts - starts[0], expected, atol=1e-9)
+    late = rows["t_send"].to_numpy() - starts
+    assert late.min() >= 0
+    assert np.median(late) < 0.02
+    assert server.most_in_flight > 2
+
+
+def test_an_open_loop_with_too_few_connections_is_late_and_says_so() -> None:
+    slow = Script([(0.2, b"".join(piece for _, piece in words(2).pieces))])
+    with ScriptedServer(lambda _: slow) as server:
+        load = Load(1, kind="open", rate=50.0, arrivals="constant")
+        rows = measure(server.base_url, WORK, prompts(4), load, "m").requests
+    late = rows["t_send"] - rows["intended_start"]
+    assert late.iloc[3] > 3 * (0.2 - 0.02) - 0.01
+    requests = metrics.request_metrics(rows)
+    assert (requests["ttft_from_intended_s"] - requests["ttft_s"]).iloc[3] == pytest.approx(late.iloc[3])
+
+
+def test_arrivals_have_the_rate_asked_for() -> None:
+    assert intended_starts(Load(4), 3, 0) is None
+    assert intended_starts(Load(4, "open", 4.0, "constant"), 3, 0) == [0.0, 0.25, 0.5]
+    starts = intended_starts(Load(4, "open", 10.0, "poisson"), 20_001, 5)
+    assert starts is not None
+    intervals = np.diff(starts)
+    assert intervals.mean() == pytest.approx(0.1, rel=0.03)
+    assert intervals.std() == pytest.approx(0.1, rel=0.03)
+    assert starts == intended_starts(Load(4, "open", 10.0, "poisson"), 20_001, 5)
+    with pytest.raises(ValueError, match="rate: None"):
+        intended_starts(Load(4, "open"), 3, 0)
+
+
+def test_a_connection_that_is_refused_is_tried_again_as_often_as_allowed_and_counted() -> None:
+    """Tries are 0.1, 0.2 and 0.4 s apart, and connections are opened before the first request is sent."""
+    row = measure(
+        f"http://127.0.0.1:{closed_port()}", WORK, prompts(1), ONE, "m", limits=replace(SHORT, connect_retries=2)
+    ).requests.iloc[0]
+    assert (row["status"], row["retries"]) == ("connect_error", 2)
+    assert row["connect_s"] > 0.3
+
+
+def test_a_server_that_comes_up_late_costs_tries_and_no_request() -> None:
+    port, servers = closed_port(), list[ScriptedServer]()
+    coming = threading.Timer(1.0, lambda: servers.append(ScriptedServer(lambda _: words(2), port=port)))
+    coming.start()
+    try:
+        row = measure(
+            f"http://127.0.0.1:{port}", WORK, prompts(1), ONE, "m", limits=replace(SHORT, connect_retries=5)
+        ).requests.iloc[0]
+    finally:
+        coming.join()
+        servers[0].__exit__()
+    assert row["status"] == "ok"
+    assert len(servers[0].requests) == 1
+
+
+def test_a_request_is_never_sent_twice() -> None:
+    with ScriptedServer(lambda _: Script([], head=False, end="cut")) as server:
+        rows = measure(server.base_url, WORK, prompts(3), ONE, "m", limits=replace(SHORT, connect_retries=5)).requests
+    assert len(server.requests) == 3
+    assert list(rows["status"]) == ["connect_error"] * 3
+    assert list(rows["retries"]) == [0] * 3
+
+
+def test_a_server_that_closes_after_each_answer_costs_a_connection_and_no_request() -> None:
+    with ScriptedServer(lambda _: replace(words(2), keep_alive=False)) as server:
+        rows = measure(server.base_url, WORK, prompts(4), ONE, "m").requests
+    assert list(rows["status"]) == ["ok"] * 4
+    assert server.connections == 4
+    assert rows["connect_s"].isna().tolist() == [True, False, False, False]
+
+
+def test_the_deadline_of_a_cell_keeps_what_was_ok() -> None:
+    """The first two answers come at once; then the server says nothing more."""
+    silent = stream(chunk(content="a "), end="silence")
+    with ScriptedServer(lambda body: words(2) if int(body["messages"][0]["content"][-1]) < 2 else silent) as server:
+        begun = time.perf_counter()
+        found = measure(server.base_url, WORK, prompts(8), Load(2), "m", limits=Limits(cell_s=1.0))
+    assert time.perf_counter() - begun < 3.0
+    assert list(found.requests["status"]) == ["ok", "ok", "timeout", "timeout"]
+    assert (found.planned, found.aborted) == (8, "the cell's deadline of 1 s was reached")
+
+
+def test_a_server_that_is_gone_ends_the_cell_early() -> None:
+    def die(_: dict[str, Any]) -> Script:
+        if len(server.requests) == 3:
+            threading.Thread(target=server.__exit__).start()
+        return words(2)
+
+    with ScriptedServer(die) as server:
+        found = measure(server.base_url, WORK, prompts(2000), Load(2), "m", limits=SHORT)
+    assert found.aborted == "the server takes no connections any more"
+    assert 10 <= len(found.requests) < 2000
+    assert (found.requests["status"] == "ok").sum() >= 2
+
+
+def test_watchers_see_the_tokens_so_far() -> None:
+    seen: list[Live] = []
+    with ScriptedServer(lambda _: Script([(0.1, piece) for _, piece in words(8).pieces])) as server:
+        measure(server.base_url, WORK, prompts(4), Load(2), "m", watch=seen.append)
+    last = seen[-1]
+    assert (last.planned, last.sent, last.ended, last.in_flight) == (4, 4, 4, 0)
+    assert (last.tokens, last.tokens_exact) == (32, True)
+    assert [one.tokens for one in seen] == sorted(one.tokens for one in seen)
+    assert any(0 < one.tokens < 32 and one.in_flight == 2 for one in seen)
+
+
+def test_headers_go_with_every_request() -> None:
+    with ScriptedServer(lambda _: words(1)) as server:
+        measure(server.base_url, WORK, prompts(2), ONE, "m", headers={"Authorization": "Bearer x"})
+    assert [head["authorization"] for head in server.headers] == ["Bearer x"] * 2
+    assert {head["accept-encoding"] for head in server.headers} == {"identity"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [(Limits(idle_s=0), "idle_s: 0"), (Limits(cell_s=-1), "cell_s: -1"), (Limits(connect_retries=-1), "connect_ret")],
+)
+def test_limits_that_mean_nothing_are_refused(limits: Limits, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure("http://127.0.0.1:1", WORK, prompts(1), ONE, "m", limits=limits)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_tls_is_checked_and_measured_without_the_kernels_stamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    slow = Script([(0.03, piece) for _, piece in words(8).pieces])
+    with ScriptedServer(lambda _: slow, tls=context) as server:
+        url = server.base_url.replace("http:", "https:")
+        refused = measure(url, WORK, prompts(1), ONE, "m", limits=SHORT).requests.iloc[0]
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        found = measure(url, WORK, prompts(4), Load(2), "m", limits=SHORT)
+    assert refused["status"] == "connect_error"
+    assert "certificate" in refused["error"]
+    assert list(found.requests["status"]) == ["ok"] * 4
+    assert list(found.requests["text"]) == ["".join(f"w{i} " for i in range(8))] * 4
+    assert np.diff(found.requests["event_times"].iloc[0]).min() > 0.01
+    assert found.client["kernel_stamps"] is False
+    assert np.isnan(np.concatenate(list(found.requests["event_lags"]))).all()
+    assert found.requests["connect_s"].isna().all()

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from laws import law
 from raw_rows import details, failed, frame, row, steady_stream
 
 from ddtree_bench import metrics
 from ddtree_bench.load import requests_table
 from ddtree_bench.metrics import definitions
-from ddtree_bench.metrics.answers import answer, share_by_text
-from ddtree_bench.metrics.cells import peak_throughput, steady_window
+from ddtree_bench.metrics.answers import answer
 from ddtree_bench.metrics.percentiles import least_n, nearest_rank, summary
+from ddtree_bench.metrics.throughput import full_house, peak_throughput
+from ddtree_bench.metrics.tokens import share_by_text
+from ddtree_bench.plan import Load
 
 approx = pytest.approx
 
@@ -27,7 +29,7 @@ def one(raw: dict[str, Any]) -> pd.Series[Any]:
 
 
 def cell(*rows: dict[str, Any], concurrency: int = 1, method: str = "AR") -> dict[str, Any]:
-    return metrics.cell_metrics(frame(*rows), concurrency, method)
+    return metrics.cell_metrics(frame(*rows), Load(concurrency), method)
 
 
 def test_fault_01_a_chunk_of_three_tokens_after_9_ms_is_three_gaps_of_3_ms() -> None:
@@ -144,8 +146,8 @@ def test_an_eos_token_counts_and_carries_no_text() -> None:
     assert metric[["ttft_s", "e2e_s", "tpot_s", "n1"]].tolist() == [approx(0.1), approx(0.3), approx(0.1), 1]
     given_ = answer(raw)
     assert given_ is not None
-    assert given_.counts is not None
-    assert given_.counts.tolist() == [1, 2]
+    assert given_.tokens.counts is not None
+    assert given_.tokens.counts.tolist() == [1, 2]
     assert metric["itl_mean_s"] * 2 == approx(0.1)
 
 
@@ -246,7 +248,7 @@ def test_a_steady_window_with_less_than_half_of_the_tokens_is_not_used() -> None
 
 def test_one_slot_is_steady_from_the_first_request_to_the_last() -> None:
     rows = [steady_stream(10, 0.1, t_send=2.0 * i, index=i) for i in range(3)]
-    assert steady_window(rows, 1) == (0.0, approx(5.001))
+    assert full_house(rows, 1) == (0.0, approx(5.001))
     assert cell(*rows)["throughput_window"] == "steady"
 
 
@@ -304,7 +306,11 @@ def test_fault_23_equal_texts_have_equal_digests_whatever_the_events_were() -> N
 @pytest.mark.parametrize("kind", ["request", "cell"])
 def test_every_metric_is_defined(kind: str) -> None:
     rows = frame(steady_stream(4, 0.1, spec=details([1, 1])))
-    names = list(metrics.request_metrics(rows)) if kind == "request" else list(metrics.cell_metrics(rows, 1, "DDTREE"))
+    names = (
+        list(metrics.request_metrics(rows))
+        if kind == "request"
+        else list(metrics.cell_metrics(rows, Load(1), "DDTREE"))
+    )
     assert names == list(definitions.REQUEST if kind == "request" else definitions.CELL)
 
 
@@ -312,7 +318,7 @@ def test_metrics_are_the_same_from_a_file_read_without_the_schema(tmp_path: Any)
     rows = frame(steady_stream(400, 0.01, spec=details([1, 1])), failed("timeout", index=1, completion_tokens=None))
     requests_table.write(rows, tmp_path / "r.parquet")
     plain = pd.read_parquet(tmp_path / "r.parquet")
-    assert metrics.cell_metrics(plain, 1, "DFLASH") == metrics.cell_metrics(rows, 1, "DFLASH")
+    assert metrics.cell_metrics(plain, Load(1), "DFLASH") == metrics.cell_metrics(rows, Load(1), "DFLASH")
     pd.testing.assert_frame_equal(metrics.request_metrics(plain), metrics.request_metrics(rows), check_dtype=False)
 
 
@@ -353,7 +359,7 @@ events_ = st.lists(
 )
 
 
-@given(events=events_, eos=st.integers(0, 1))
+@law(events=events_, eos=st.integers(0, 1))
 def test_itl_sums_to_the_time_between_first_and_last_event_and_counts_to_n(events: list[Any], eos: int) -> None:
     moments = np.cumsum([gap for gap, *_ in events])
     so_far = 1 + np.cumsum([0, *(n for _, _, n, _ in events[1:])])
@@ -364,25 +370,25 @@ def test_itl_sums_to_the_time_between_first_and_last_event_and_counts_to_n(event
     )
     given_ = answer(raw)
     assert given_ is not None
-    assert given_.counts is not None
-    assert given_.counts.sum() == given_.tokens == so_far[-1] + eos
-    assert (given_.counts >= 0).all()
+    assert given_.tokens.counts is not None
+    assert given_.tokens.counts.sum() == given_.tokens.total == so_far[-1] + eos
+    assert (given_.tokens.counts >= 0).all()
     latencies, tokens = given_.itl_s()
-    if given_.counts[1:].sum():
+    if given_.tokens.counts[1:].sum():
         assert (latencies * tokens).sum() == approx(moments[-1] - moments[0])
-        assert tokens.sum() == given_.counts[1:].sum()
+        assert tokens.sum() == given_.tokens.counts[1:].sum()
     else:
         assert not latencies.size
 
 
-@given(tokens=st.integers(0, 200), texts=st.lists(st.text(max_size=9), min_size=1, max_size=40))
+@law(tokens=st.integers(0, 200), texts=st.lists(st.text(max_size=9), min_size=1, max_size=40))
 def test_shares_by_text_sum_to_all_tokens_and_leave_no_event_without_one(tokens: int, texts: list[str]) -> None:
-    counts = share_by_text(tokens, texts)
+    counts = share_by_text(tokens, [len(text) for text in texts])
     assert counts.sum() == tokens
     assert counts.min() >= (1 if tokens >= len(texts) else 0)
 
 
-@given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 9)), min_size=1, max_size=60))
+@law(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 9)), min_size=1, max_size=60))
 def test_the_peak_is_never_below_the_mean_over_whole_seconds(events: list[tuple[float, int]]) -> None:
     times, tokens = np.array([t for t, _ in events]), np.array([n for _, n in events])
     span = times.max() - times.min()
@@ -391,7 +397,7 @@ def test_the_peak_is_never_below_the_mean_over_whole_seconds(events: list[tuple[
     assert peak in {tokens[(times >= start) & (times < start + 1)].sum() for start in times}
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(1, 100))
+@law(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.integers(1, 100))
 def test_nearest_rank_is_the_least_value_that_covers_the_share(values: list[float], percent: int) -> None:
     found = nearest_rank(values, percent)
     assert found == sorted(values)[-(-percent * len(values) // 100) - 1]

@@ -55,6 +55,10 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         edit("seed", 2),
         edit("max_restarts", 0),
         edit("retry_failed", True),
+        edit("models/toy/tokenizer", "elsewhere/tokenizer.json"),
+        edit("workloads/short/slos", {"ttft_s": 0.5}),
+        edit("workloads/short/request_timeout_s", 7),
+        edit("workloads/short/cell_timeout_s", 7),
     ],
 )
 def test_what_the_numbers_do_not_depend_on_is_not_keyed(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -214,3 +218,60 @@ def test_canonical_json_refuses_what_json_does_not_have() -> None:
     with pytest.raises(TypeError):
         keys.canonical({"x": Path("a")})
     assert keys.canonical({"b": 1, "a": [1.5, "é"]}) == '{"a":[1.5,"é"],"b":1}'
+
+
+def open_loop(**block: Any) -> dict[str, Any]:
+    config = tree()
+    config["workloads"]["short"]["open_loop_s"] = 3
+    config["sweep"][0] |= {"rate": [2]} | block
+    return config
+
+
+def test_an_open_loop_takes_as_many_prompts_as_arrive(root: Path) -> None:
+    cells = build(open_loop(rate=[0.5, 2, 5.1]), root).cells
+    assert {(cell.load.rate, cell.workload.n_prompts) for cell in cells} == {(0.5, 4), (2.0, 6), (5.1, 16)}
+    assert {cell.load.kind for cell in cells} == {"open"}
+
+
+def test_blocks_are_taken_in_full_by_an_open_loop_too(root: Path) -> None:
+    config = open_loop()
+    config["workloads"]["short"]["blocks"] = [1, 3]
+    assert {cell.workload.n_prompts for cell in build(config, root).cells} == {8}
+
+
+@pytest.mark.parametrize(
+    "change", [{"rate": [3]}, {"arrivals": "constant"}, {"concurrency": 8}, {"rate": None, "concurrency": 1}]
+)
+def test_the_load_is_keyed(root: Path, change: dict[str, Any]) -> None:
+    assert not cell_keys(build(open_loop(**change), root)) & cell_keys(build(open_loop(), root))
+
+
+def test_how_long_requests_arrive_counts_by_the_prompts_it_takes(root: Path) -> None:
+    config = open_loop()
+    config["workloads"]["short"]["open_loop_s"] = 2.9
+    assert cell_keys(build(config, root)) == cell_keys(build(open_loop(), root))
+    config["workloads"]["short"]["open_loop_s"] = 3.1
+    assert not cell_keys(build(config, root)) & cell_keys(build(open_loop(), root))
+
+
+def test_arrivals_are_the_same_for_all_servers_of_a_repeat(root: Path) -> None:
+    seeds = {(cell.repeat, cell.arrival_seed) for cell in build(open_loop(), root).cells}
+    assert seeds == {(1, 1), (2, 2)}
+
+
+def test_views_of_open_loops_name_the_rate(root: Path) -> None:
+    cells = build(open_loop(rate=[0.5, 2], concurrency=8, arrivals="constant"), root).cells
+    assert {cell.view.rpartition("/")[2].split("-r1")[0] for cell in cells if cell.repeat == 1} == {
+        "short-q0.5k-c8",
+        "short-q2k-c8",
+    }
+
+
+def test_an_external_server_has_no_environment_and_stays_itself_at_another_address(root: Path) -> None:
+    config = tree()
+    config["targets"]["there"] = {"launcher": "external", "engine": "sglang", "url": "http://127.0.0.1:1"}
+    config["sweep"][0] |= {"target": "there", "method": "DDTREE", "budget": 8}
+    built = build(config, root, {})
+    assert [(server.environment, server.external) for server in built.servers] == [("external", True)]
+    config["targets"]["there"] |= {"url": "http://127.0.0.1:2", "served_model": "x", "api_key_env": "KEY"}
+    assert cell_keys(build(config, root, {})) == cell_keys(built)

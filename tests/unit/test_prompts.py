@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -113,6 +114,61 @@ def test_the_digest_of_a_set_depends_on_texts_and_order_only() -> None:
     assert prompts.prompt_set_sha256([a, b]) == prompts.prompt_set_sha256([renamed, b])
     assert prompts.prompt_set_sha256([a, b]) != prompts.prompt_set_sha256([b, a])
     assert prompts.prompt_set_sha256([a]) != prompts.prompt_set_sha256([a, b])
+
+
+# Files of any source
+
+
+def test_prompts_of_any_source_are_texts_or_messages(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}]
+    lines = [{"id": 7, "prompt": "x", "source": "somewhere"}, {"id": "b", "messages": chat}, record("c", "x", 3)]
+    found = prompts.read_plain(written(tmp_path / "p.jsonl", *lines))
+    assert [(p.id, p.block, p.category, p.text) for p in found] == [
+        ("7", 1, "", "x"),
+        ("b", 1, "", ""),
+        ("c", 3, "code", "x"),
+    ]
+    assert found[1].messages == tuple(chat)
+    canonical = '[{"content":"be short","role":"system"},{"content":"hi","role":"user"}]'
+    assert found[1].sha256 == hashlib.sha256(canonical.encode()).hexdigest()
+    assert found[0].sha256 == hashlib.sha256(b"x").hexdigest()
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"id": 1, "prompt": "a"}\r\n{"id": 2, "prompt": "b"}\r\n')
+    assert [p.text for p in prompts.read_plain(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["[1]"], "p.jsonl:1: found list; a line is an object with id and either prompt or messages"),
+        ([{"id": 1}], r"p.jsonl:1: found \['id'\]; a line is"),
+        ([{"id": 1, "prompt": "x", "messages": []}], "either prompt or messages"),
+        ([{"prompt": "x"}], "p.jsonl:1: id is None; give a non-empty text or an integer"),
+        ([{"id": True, "prompt": "x"}], "id is True"),
+        ([{"id": 1.5, "prompt": "x"}], "id is 1.5"),
+        ([{"id": 1, "prompt": "x"}, {"id": "1", "prompt": "y"}], "the id '1' occurs twice"),
+        ([{"id": 1, "prompt": ["x"]}], r"prompt is \['x'\]; give a non-empty text"),
+        ([{"id": 1, "messages": []}], "messages is not a list of objects with a role"),
+        ([{"id": 1, "messages": ["hi"]}], "messages is not a list of objects with a role"),
+        ([{"id": 1, "messages": [{"content": "hi"}]}], "messages is not a list of objects with a role"),
+        (['{"id": 1, "prompt": "\\ud800"}'], "p.jsonl:1: cannot be sent as JSON in UTF-8"),
+        (['{"id": 1, "messages": [{"role": "user", "x": NaN}]}'], "cannot be sent as JSON"),
+    ],
+)
+def test_a_line_of_any_source_that_cannot_be_used_says_why(tmp_path: Path, lines: list[Any], message: str) -> None:
+    with pytest.raises(prompts.PromptError, match=message):
+        prompts.read_plain(written(tmp_path / "p.jsonl", *lines))
+
+
+def test_prompts_are_taken_in_order_and_repeat_only_when_asked() -> None:
+    all_ = listed(3)
+    assert prompts.take(all_, 2) == all_[:2]
+    assert prompts.take(all_, 5, repeat=True) == (*all_, *all_[:2])
+    with pytest.raises(prompts.PromptError, match="4 requests and 3 prompts"):
+        prompts.take(all_, 4)
 
 
 def test_reading_prompts_imports_nothing_heavy() -> None:

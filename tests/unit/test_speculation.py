@@ -6,19 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from laws import law
 from raw_rows import details, failed, frame, row, steady_stream
 
 from ddtree_bench import metrics
 from ddtree_bench.metrics.speculation import details as parse
 from ddtree_bench.metrics.speculation import identity_holds
+from ddtree_bench.plan import Load
 
 approx = pytest.approx
 
 
 def cell(*rows: dict[str, Any], method: str = "DDTREE") -> dict[str, Any]:
-    return metrics.cell_metrics(frame(*rows), 1, method)
+    return metrics.cell_metrics(frame(*rows), Load(1), method)
 
 
 def request(tokens: int, spec: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def test_acceptance_by_depth_without_rounds_is_empty_with_its_columns() -> None:
         assert list(found.columns) == ["depth", "probability", "rounds"]
 
 
-@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any), min_size=1, max_size=6))
+@law(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any), min_size=1, max_size=6))
 def test_accept_length_is_one_plus_the_sum_of_acceptance_by_depth(histograms: list[list[int]]) -> None:
     rows = [request(1, details(h), index=i) for i, h in enumerate(histograms)]
     by_depth = metrics.acceptance_by_depth(frame(*rows))
@@ -209,7 +210,7 @@ def test_accept_length_is_one_plus_the_sum_of_acceptance_by_depth(histograms: li
     assert (np.diff(by_depth["probability"]) <= 1e-12).all()
 
 
-@given(
+@law(
     accepted=st.lists(st.integers(0, 7), min_size=1, max_size=40),
     cut=st.integers(0, 7),
 )

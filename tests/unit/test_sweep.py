@@ -62,3 +62,26 @@ def test_flags_of_target_and_block_are_merged() -> None:
     config["targets"]["local"]["flags"] = {"threads": "1", "x": "1"}
     config["sweep"][0]["flags"] = {"x": "2"}
     assert expand(parse(config))[0].flags == (("threads", "1"), ("x", "2"))
+
+
+def loads(points: list[Coordinates]) -> list[tuple[int, float | None, str | None]]:
+    return [(p.concurrency, p.rate, p.arrivals) for p in points if p.method == "AR"]
+
+
+def test_without_a_rate_loads_are_closed_and_one_request_is_in_flight_by_default() -> None:
+    assert loads(expanded(arrivals="constant")) == [(1, None, None)]
+
+
+def test_a_rate_makes_open_loops_that_are_hardly_bounded_by_default() -> None:
+    assert loads(expanded(rate=[0.5, 4])) == [(256, 0.5, "poisson"), (256, 4.0, "poisson")]
+
+
+def test_with_a_rate_the_concurrency_is_the_most_in_flight() -> None:
+    points = expanded(rate=[2], concurrency=[8, 16], arrivals="constant", exclude=[{"rate": 2, "concurrency": 16}])
+    assert loads(points) == [(8, 2.0, "constant")]
+
+
+def test_points_with_and_without_a_rate_can_be_planned_together() -> None:
+    config = tree()
+    config["sweep"].append({**config["sweep"][0], "rate": 3})
+    assert loads(expand(parse(config))) == [(1, None, None), (256, 3.0, "poisson")]

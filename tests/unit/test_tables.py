@@ -12,6 +12,7 @@ import pytest
 from store_factory import AR, DEMO, DFLASH, SMALL, Made, build, make_results, one, tree
 
 from ddtree_bench import columns, comparisons, metrics, tables
+from ddtree_bench.plan import Load
 from ddtree_bench.records.store import REQUESTS
 
 CRASH = "the server exited with code 3 during chat at c1"
@@ -28,7 +29,7 @@ def test_one_row_a_cell_with_the_metrics_of_its_requests(tmp_path: Path) -> None
     built = tables.build_tables(made.views, made.store)
     row = built["cells"].iloc[0]
     raw = pd.read_parquet(next(made.store.rglob(REQUESTS)))
-    expected = metrics.cell_metrics(raw, 1, "DDTREE")
+    expected = metrics.cell_metrics(raw, Load(1), "DDTREE")
     assert row["output_tokens"] == 4 * 24
     assert row["throughput_full_tok_s"] == pytest.approx(expected["throughput_full_tok_s"])
     assert (row["method"], row["budget"], row["topk_cap"], row["verify_width"]) == ("DDTREE", 8, 8, 9)
@@ -48,6 +49,8 @@ def test_units_in_names_agree_with_the_documentation() -> None:
         for column, documented in known.items():
             if column.endswith("_tok_s"):
                 assert documented.unit == "tokens/s", f"{name}.{column}"
+            elif column.endswith(("_req_s", "_per_s")):
+                assert documented.unit == "requests/s", f"{name}.{column}"
             elif column.endswith("_s"):
                 assert documented.unit in ("s", "s/token"), f"{name}.{column}"
 

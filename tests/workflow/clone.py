@@ -98,7 +98,8 @@ class Clone:
 
     def write_config(self) -> None:
         """Write config/config.yaml."""
-        self.config["targets"]["local"]["lease_dir"] = str(self.lease_dir)
+        for target in self.config["targets"].values():
+            target["lease_dir"] = str(self.lease_dir)
         (self.root / "config" / "config.yaml").write_text(self.comment + yaml.safe_dump(self.config, sort_keys=False))
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -24,12 +24,15 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
         raise ConfigError(problems)
     config = parse(tree)
     problems = checks.check_references(config) + checks.check_local_targets(config)
+    problems += checks.check_external_targets(config)
     if problems:
         raise ConfigError(problems)
     points = expand(config)
     if not points:
         raise ConfigError(["sweep: nothing is left to measure; `exclude` takes every point out"])
     problems += checks.check_flags(points)
+    problems += checks.check_engines(config, points)
+    problems += checks.check_one_server_each(config, points)
     problems += checks.check_methods(config, points)
     problems += checks.check_concurrency(points)
     problems += checks.check_graph_memory(config, points)

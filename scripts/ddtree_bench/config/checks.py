@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from ddtree_bench.config.cell_prompts import cell_prompts
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
-from ddtree_bench.load.prompts import Prompt, PromptError, select
+from ddtree_bench.load.prompts import Prompt, PromptError
 from ddtree_bench.load.prompts import read as read_prompts
 from ddtree_bench.servers.command_line import REFERENCE_MODELS
 
@@ -54,6 +56,73 @@ def check_local_targets(config: Config) -> list[str]:
         for name, target in config.targets.items()
         if target.launcher == "local" and target.host != "127.0.0.1"
     ]
+
+
+EXTERNAL_KEYS = ("url", "served_model", "api_key_env")
+"""Keys of a target that have a meaning for an external endpoint alone."""
+
+
+def check_external_targets(config: Config) -> list[str]:
+    """An external endpoint has an address and nothing that is started; no other target has its keys."""
+    problems = []
+    for name, target in config.targets.items():
+        if target.launcher == "external":
+            problems += _url_problems(f"targets.{name}.url", target.url)
+            continue
+        problems += [
+            f"targets.{name}.{key}: is for `launcher: external` alone, and this one is {target.launcher}; take it out"
+            for key in EXTERNAL_KEYS
+            if getattr(target, key) is not None
+        ]
+    return problems
+
+
+def check_engines(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """A server of a kind that the workflow does not know cannot be started by it."""
+    return [
+        f"engine: 'other' cannot be started on {target} by launcher {config.targets[target].launcher}; "
+        "use reference or sglang, or `launcher: external` for a server that is up already"
+        for target in dict.fromkeys(point.target for point in points if point.engine == "other")
+        if config.targets[target].launcher != "external"
+    ]
+
+
+def _url_problems(where: str, url: str | None) -> list[str]:
+    if url is None:
+        return [f"{where}: is missing; give the address of the endpoint, such as http://127.0.0.1:30000"]
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return [f"{where}: {url!r} is no address; write it as http://HOST:PORT"]
+    if parts.username is not None or parts.password is not None:
+        return [f"{where}: holds a user or a password; keep it out of the file: name a variable in api_key_env"]
+    if not usable or parts.query or parts.fragment:
+        return [f"{where}: {url!r} is no address of a server; write it as http://HOST:PORT, without a query"]
+    return []
+
+
+def check_one_server_each(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """An external endpoint is one launch configuration, so a sweep can have but one server there."""
+    problems = []
+    for name, target in config.targets.items():
+        here = [point for point in points if point.target == name]
+        servers = list({point.server: point for point in here}.values())
+        if target.launcher != "external" or len(servers) < 2:
+            continue
+        named = ", ".join(dict.fromkeys(_described(point) for point in servers))
+        problems.append(
+            f"sweep[{servers[1].block}].target: {name} is an external endpoint, which is one launch configuration, but "
+            f"{len(servers)} servers are planned there ({named}); keep the one that it is, "
+            "and give every other endpoint a target of its own"
+        )
+    return problems
+
+
+def _described(point: Coordinates) -> str:
+    parts = [point.model, point.method]
+    parts += [f"budget {point.budget}, cap {point.topk_cap}"] if point.budget is not None else []
+    return " ".join(parts)
 
 
 def check_flags(points: Sequence[Coordinates]) -> list[str]:
@@ -115,10 +184,10 @@ def _method_problems(config: Config, point: Coordinates) -> Iterator[str]:
 
 
 def check_concurrency(points: Sequence[Coordinates]) -> list[str]:
-    """A server must admit what a load keeps in flight: else the rest only queues."""
+    """A server must admit what a closed loop keeps in flight: else the rest only queues. In open loop that may be."""
     problems: dict[str, None] = {}
     for point in points:
-        if point.concurrency > point.max_running_requests:
+        if point.rate is None and point.concurrency > point.max_running_requests:
             problems[
                 f"sweep[{point.block}].concurrency: {point.concurrency} is more than max_running_requests = "
                 f"{point.max_running_requests}, so requests would only queue; "
@@ -146,23 +215,29 @@ def check_graph_memory(config: Config, points: Sequence[Coordinates]) -> list[st
 
 
 def check_baselines(config: Config, points: Sequence[Coordinates]) -> list[str]:
-    """Every speculative cell needs the AR cell it is compared with: same target, model, parallelism, work and load."""
+    """Every speculative cell needs the AR cell it is compared with: same target, model, parallelism, work and load.
+
+    An external endpoint is one server, so it has none beside it.
+    """
     if config.allow_missing_baseline:
         return []
     methods: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     origin: dict[tuple[Any, ...], int] = {}
     for p in points:
-        parallelism = (p.tensor_parallel, p.expert_parallel)
-        group = (p.target, p.model, *parallelism, p.workload, p.concurrency, p.engine, p.max_running_requests, p.flags)
+        if config.targets[p.target].launcher == "external":
+            continue
+        parallelism, load = (p.tensor_parallel, p.expert_parallel), (p.concurrency, p.rate, p.arrivals)
+        group = (p.target, p.model, *parallelism, p.workload, *load, p.engine, p.max_running_requests, p.flags)
         methods[group].add(p.method)
         origin.setdefault(group, p.block)
     problems = []
     for group, present in methods.items():
         if "AR" not in present:
-            target, model, tp, ep, workload, concurrency, *_ = group
+            target, model, tp, ep, workload, concurrency, rate, *_ = group
+            where = f"concurrency {concurrency}" if rate is None else f"rate {rate:g}"
             problems.append(
                 f"sweep[{origin[group]}].method: {', '.join(sorted(present))} on {target} with {model} "
-                f"(TP{tp}, EP{ep}), {workload} at concurrency {concurrency} has no AR baseline; "
+                f"(TP{tp}, EP{ep}), {workload} at {where} has no AR baseline; "
                 "add AR with the same values to the sweep, or set allow_missing_baseline: true"
             )
     return problems
@@ -172,7 +247,7 @@ def check_engine_limits(config: Config, points: Sequence[Coordinates]) -> list[s
     """The embedded engine is one process that serves the models it brings."""
     problems: dict[str, None] = {}
     for point in points:
-        if point.engine != "reference":
+        if point.engine != "reference" or config.targets[point.target].launcher == "external":
             continue
         model = config.models[point.model].name
         if model not in REFERENCE_MODELS:
@@ -201,12 +276,12 @@ def check_prompts(config: Config, points: Sequence[Coordinates], root: Path) -> 
         except PromptError as error:
             problems[f"{key}: {error}"] = None
     warm = {prompt.sha256: prompt.id for prompt in files.get(config.warmup.prompts, ())}
-    for workload, concurrency in dict.fromkeys((p.workload, p.concurrency) for p in points):
+    for workload, concurrency, rate in dict.fromkeys((p.workload, p.concurrency, p.rate) for p in points):
         spec = config.workloads[workload]
         if spec.prompts not in files:
             continue
         try:
-            chosen = select(files[spec.prompts], spec.blocks, spec.n_min, concurrency, spec.repeat_prompts)
+            chosen = cell_prompts(spec, files[spec.prompts], concurrency, rate)
         except PromptError as error:
             problems[f"workloads.{workload}: {error}"] = None
             continue

@@ -21,6 +21,9 @@ def _texts(value: Any) -> Any:
 Flags = Annotated[dict[str, str], BeforeValidator(_texts)]
 
 
+Engine = Literal["reference", "sglang", "other"]
+
+
 # `--config retry_failed=true` on Snakemake's command line comes as text.
 Switch = Annotated[bool, Field(strict=False)]
 
@@ -39,9 +42,16 @@ class Target(Section):
     """A machine, or an allocation of one, to measure on."""
 
     launcher: Literal["local", "ssh", "slurm", "external"]
-    """How servers are run: `local` (child processes of this machine); `ssh`, `slurm` and `external` can be planned."""
-    engine: Literal["reference", "sglang"]
-    """What serves there, unless a sweep block says otherwise."""
+    """How servers are run: `local` (child processes of this machine) or `external` (an endpoint that is up already:
+    nothing is started or stopped); `ssh` and `slurm` can be planned."""
+    engine: Engine
+    """What serves there, unless a sweep block says otherwise; `other` is for `external` alone."""
+    url: str | None = None
+    """The address of an `external` endpoint, such as http://HOST:PORT, without /v1."""
+    served_model: str | None = None
+    """The model's name in requests to an `external` endpoint; by default `models.<name>.name`."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key of an `external` endpoint; its value is never recorded."""
     description: str = ""
     """Free text for people; never part of a cell's identity."""
     host: str = "127.0.0.1"
@@ -94,8 +104,22 @@ class Model(Section):
     """Let DDTREE run on a hybrid model all the same."""
     vocab_size: Annotated[int, Field(ge=1)] | None = None
     """Vocabulary, for the estimate of the graphs' logits."""
+    tokenizer: str | dict[str, str] | None = None
+    """Its tokenizer.json on this machine, or the folder that holds it (one path, or paths by target): counts the tokens
+    of an answer where the server does not say how many there were. Never part of a cell's identity."""
     paths: dict[str, str] = {}
     """Where its files lie, by target; not needed where the engine brings them. Never part of a cell's identity."""
+
+
+class Slos(Section):
+    """Service level objectives: goodput counts the requests that meet all that are given."""
+
+    ttft_s: Annotated[float, Field(gt=0)] | None = None
+    """Longest time to the first token; in open loop from the request's scheduled start."""
+    tpot_s: Annotated[float, Field(gt=0)] | None = None
+    """Longest mean time per token after the first."""
+    e2e_s: Annotated[float, Field(gt=0)] | None = None
+    """Longest time to the end of the answer; in open loop from the request's scheduled start."""
 
 
 class Workload(Section):
@@ -107,6 +131,8 @@ class Workload(Section):
     """The blocks of the file that every cell takes in full; by default cells take as many prompts as they need."""
     n_min: Annotated[int, Field(ge=1)] = 12
     """Least number of requests in a cell; without `blocks`, one at concurrency C takes the first max(n_min, 4 C)."""
+    open_loop_s: Annotated[float, Field(gt=0)] = 30.0
+    """How long requests arrive in a cell with a `rate`: it takes the first max(n_min, rate x open_loop_s) prompts."""
     max_tokens: Annotated[int, Field(ge=1)]
     """Most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -123,6 +149,12 @@ class Workload(Section):
     """Let prompts occur more than once when the file has too few; marked in every figure."""
     endpoint: Literal["chat", "completions"] = "chat"
     """The API that is called."""
+    slos: Slos | None = None
+    """Objectives for the goodput. They change tables, never what is measured."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Longest time from sending a request to the end of its answer; one that takes longer is a `timeout`."""
+    cell_timeout_s: Annotated[float, Field(gt=0)] = 7200.0
+    """Longest time of a cell. What is in flight then is a `timeout`, the rest is not sent, and no ratio is given."""
 
 
 def _axis(item: Any) -> Any:
@@ -134,7 +166,7 @@ class Point(Section):
 
     target: Name | None = None
     """A key of `targets`."""
-    engine: Literal["reference", "sglang"] | None = None
+    engine: Engine | None = None
     """What serves."""
     model: Name | None = None
     """A key of `models`."""
@@ -155,7 +187,9 @@ class Point(Section):
     workload: Name | None = None
     """A key of `workloads`."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """Requests kept in flight."""
+    """Requests kept in flight; with a rate, the most in flight."""
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """Requests that arrive a second (open loop)."""
 
 
 class SweepBlock(Section):
@@ -169,15 +203,19 @@ class SweepBlock(Section):
     """AR (autoregressive), DFLASH (one chain of drafts), DDTREE (a tree of drafts)."""
     workload: _axis(Name)  # type: ignore[valid-type]
     """Keys of `workloads`."""
-    concurrency: _axis(Annotated[int, Field(ge=1)]) = [1]  # type: ignore[valid-type]
-    """Requests kept in flight."""
+    concurrency: _axis(Annotated[int, Field(ge=1)]) | None = None  # type: ignore[valid-type]
+    """Requests kept in flight (closed loop), by default 1. With `rate`: the most in flight, by default 256."""
+    rate: _axis(Annotated[float, Field(gt=0)]) | None = None  # type: ignore[valid-type]
+    """Requests that arrive a second, whether or not earlier ones are answered (open loop)."""
+    arrivals: Literal["poisson", "constant"] = "poisson"
+    """How requests with a `rate` arrive: at random (exponential intervals) or at equal intervals."""
     budget: _axis(Annotated[int, Field(ge=1)]) | None = None  # type: ignore[valid-type]
     """Nodes of the draft tree, the root not counted; DDTREE needs it. A forward verifies budget + 1 rows a request."""
     topk_cap: _axis(Annotated[int, Field(ge=1)] | Literal["budget"]) = ["budget"]  # type: ignore[valid-type]
     """Most candidates a depth; `budget` for no cap of its own. What counts is min(topk_cap, budget)."""
     block_size: _axis(Annotated[int, Field(ge=2)]) | None = None  # type: ignore[valid-type]
     """The drafter's block, the anchor included; by default the one the drafter was trained for."""
-    engine: Literal["reference", "sglang"] | None = None
+    engine: Engine | None = None
     """What serves; by default the target's engine."""
     tensor_parallel: _axis(Annotated[int, Field(ge=1)]) = [1]  # type: ignore[valid-type]
     """Tensor parallelism."""
@@ -205,7 +243,9 @@ class Comparison(Section):
     topk_cap: Annotated[int, Field(ge=1)] | None = None
     """Its effective cap; without one every cap of the sweep is named."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """The concurrency of both; without one every concurrency of the sweep is named, and each counts."""
+    """The concurrency of both (closed loop); without one and without a rate every load is named, and each counts."""
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """The rate of both (open loop)."""
 
 
 class WarmUp(Section):
@@ -229,7 +269,7 @@ class Config(Section):
     max_restarts: Annotated[int, Field(ge=0)] = 2
     """How often a run starts its server again after a crash to measure the cells that are left."""
     retry_failed: Switch = False
-    """Measure failed cells again."""
+    """Measure failed cells again, and those that were broken off at `cell_timeout_s`."""
     allow_missing_baseline: Switch = False
     """Plan DFLASH or DDTREE without AR beside it; such cells get no speed-up."""
     comparisons: list[Comparison] = []

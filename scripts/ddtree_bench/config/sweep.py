@@ -11,14 +11,17 @@ from ddtree_bench.config.models import Config, Point, SweepBlock
 METHODS_WITH_DRAFTER = ("DFLASH", "DDTREE")
 AXES = (
     *("target", "model", "method", "budget", "topk_cap", "block_size"),
-    *("tensor_parallel", "expert_parallel", "workload", "concurrency"),
+    *("tensor_parallel", "expert_parallel", "workload", "concurrency", "rate"),
 )
 """The axes of a sweep block, the last one running fastest."""
+
+OPEN_LOOP_MOST = 256
+"""Most requests in flight of an open loop that does not say: what the client is calibrated for."""
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """One point of a sweep, by the configuration's own names; what a method does not know is None.
+    """One point of a sweep, by the configuration's own names; what a method or a load does not know is None.
 
     `topk_cap` is the effective cap, min(topk_cap, budget). `block` is the index of the sweep block it came from.
     """
@@ -37,6 +40,14 @@ class Coordinates:
     flags: tuple[tuple[str, str], ...]
     workload: str
     concurrency: int
+    rate: float | None = None
+    arrivals: str | None = None
+
+    @property
+    def server(self) -> tuple[object, ...]:
+        """What makes the server: points that agree in it are measured on one."""
+        place = (self.target, self.engine, self.model, self.method, self.budget, self.topk_cap, self.block_size)
+        return (*place, self.tensor_parallel, self.expert_parallel, self.max_running_requests, self.flags)
 
 
 def expand(config: Config) -> list[Coordinates]:
@@ -62,7 +73,8 @@ def _points(config: Config, index: int, block: SweepBlock) -> Iterator[Coordinat
         block.tensor_parallel,
         block.expert_parallel,
         block.workload,
-        block.concurrency,
+        block.concurrency or [None],
+        block.rate or [None],
     )
     for values in itertools.product(*axes):
         point = _resolve(config, index, block, Point(**dict(zip(AXES, values, strict=True))))
@@ -93,7 +105,9 @@ def _resolve(config: Config, index: int, block: SweepBlock, point: Point) -> Coo
         max_running_requests=point.max_running_requests or block.max_running_requests,
         flags=tuple(sorted({**target.flags, **block.flags}.items())),
         workload=point.workload or "",
-        concurrency=point.concurrency or 1,
+        concurrency=point.concurrency or (1 if point.rate is None else OPEN_LOOP_MOST),
+        rate=point.rate,
+        arrivals=None if point.rate is None else block.arrivals,
     )
 
 

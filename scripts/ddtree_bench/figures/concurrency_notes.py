@@ -18,6 +18,8 @@ def notes_of(found: Sequence[Part]) -> list[str]:
 
     Lines that concern one part alone begin with its title when there are several.
     """
+    if not found:
+        return ["Nothing to draw: no closed loop is planned, and an open one has no concurrency that is kept."]
     notes = [_about_marks(found), _about_crossings(found)]
     prompts = [_prompts(part) for part in found]
     alike = len(set(prompts)) == 1

@@ -25,13 +25,21 @@ def panels(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     Each part has a further column `configuration`: the name that figures give to a configuration.
     """
     for title, group in _cut(frame, PANEL):
-        yield f"{title}{APART}C = {group['concurrency'].iloc[0]}", group.assign(configuration=_names(group))
+        yield f"{title}{APART}{load_of(group.iloc[0])}", group.assign(configuration=_names(group))
 
 
 def along_concurrency(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The frame cut as by `panels`, all loads together: a configuration has one name at every concurrency."""
-    for title, group in _cut(frame, PANEL[:-1]):
+    """The closed loops cut as by `panels`, all together: a configuration has one name at every concurrency."""
+    closed = frame[frame["load_kind"] == "closed"] if "load_kind" in frame else frame
+    for title, group in _cut(closed, PANEL[:-1]):
         yield title, group.assign(configuration=_names(group, ALONG))
+
+
+def load_of(row: Mapping[str, Any]) -> str:
+    """A load in a phrase: requests in flight, or how many arrive a second."""
+    if row["load_kind"] == "closed":
+        return f"C = {row['concurrency']}"
+    return f"{row['rate']:g} requests/s ({row['arrivals']}, at most {row['concurrency']} in flight)"
 
 
 def _cut(frame: pd.DataFrame, by: tuple[str, ...]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -143,6 +151,7 @@ def marks_of(cells: pd.DataFrame) -> list[str]:
     answered, sent = int(good["requests_ok"].sum()), int(good["requests"].sum())
     unequal, cached = int(good["identity_broken"].sum()), int(good["cached_prompt_tokens"].sum())
     sought, ran = int(good["concurrency"].max()), good["server_running_max"].max()
+    closed = bool((good["load_kind"] == "closed").all())
     found = {
         f"only {answered} of {sent} requests succeeded": answered < sent,
         f"tokens are not 1 + rounds + accepted drafts in {unequal} requests": unequal > 0,
@@ -150,7 +159,9 @@ def marks_of(cells: pd.DataFrame) -> list[str]:
         "no tree branched: a chain": _any(good["tree_is_chain"]) and good[["budget", "topk_cap"]].iloc[0].min() > 1,
         f"{cached} prompt tokens from the prefix cache": cached > 0,
         "no steady window to use: full window": (good["throughput_window"] != "steady").any(),
-        f"at most {ran} of {sought} requests ran at once, by the server's samples": pd.notna(ran) and ran < sought,
+        f"at most {ran} of {sought} requests ran at once, by the server's samples": closed
+        and pd.notna(ran)
+        and ran < sought,
         "prompts used more than once": _any(good["repeat_prompts"]),
         "text after its end (ignore_eos), which inflates the accept length": _any(good["ignore_eos"]),
         "tokens differ from the server's count by more than 1 %": _any(good["counter_mismatch"]),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,22 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a prompt file. A block holds one prompt of each category."""
+    """One prompt of a prompt file: a text, or the messages of a chat, and then the text is empty.
+
+    A block holds one prompt of each category.
+    """
 
     id: str
     block: int
     category: str
     text: str
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, hash=False)
 
     @property
     def sha256(self) -> str:
-        """Digest of the text in UTF-8, 64 hex digits."""
+        """Digest of the text in UTF-8, or of the messages' canonical JSON; 64 hex digits."""
+        if self.messages is not None:
+            return keys.digest(list(self.messages))
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -46,25 +52,51 @@ def read(path: str | Path) -> tuple[Prompt, ...]:
     Raises PromptError for a file that is missing or empty, a line that is not such an object, an id or a text that
     occurs twice, and blocks that are not in ascending order.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise PromptError(f"prompt file {path}: {error.strerror}; name a file that exists in `prompts`") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(f"prompt file {path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    prompts = tuple(_parse(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip())
-    if not prompts:
-        raise PromptError(f"prompt file {path} holds no prompt; add at least one line")
+    prompts = tuple(
+        _parse(record, where) for where, record in _records(Path(path), "name a file that exists in `prompts`")
+    )
+    _check_distinct(prompts, path, "id", "text")
     _check_order(prompts, path)
     return prompts
 
 
-def _parse(line: str, where: str) -> Prompt:
+def read_plain(path: str | Path) -> tuple[Prompt, ...]:
+    """Read a JSONL prompt file of any source, in its order.
+
+    A line is `{"id", "prompt"}`, `{"id", "messages"}` or one of the workflow's own; other fields are ignored. An id is
+    a text or an integer and becomes a text.
+
+    Raises PromptError for a file that is missing or empty, a line that is neither, and an id that occurs twice.
+    """
+    prompts = tuple(_parse_plain(record, where) for where, record in _records(Path(path), "give one that exists"))
+    _check_distinct(prompts, path, "id")
+    return prompts
+
+
+def _records(path: Path, remedy: str) -> Iterator[tuple[str, Any]]:
+    """Yield what each line holds with the place where it stands. Raises PromptError."""
     try:
-        record: Any = json.loads(line)
+        # A file saved on Windows may begin with a byte order mark, which JSON does not allow.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise PromptError(f"prompt file {path}: {error.strerror}; {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"prompt file {path}: is not UTF-8 ({error.reason}); save it as UTF-8") from error
+    if not any(line.strip() for line in lines):
+        raise PromptError(f"prompt file {path} holds no prompt; add at least one line")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{path}:{number}", _loads(line, f"{path}:{number}")
+
+
+def _loads(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not a line of JSON ({error.msg}); write one object a line") from error
+
+
+def _parse(record: Any, where: str) -> Prompt:
     if not isinstance(record, dict) or set(record) != set(_FIELDS):
         found = sorted(record) if isinstance(record, dict) else type(record).__name__
         raise PromptError(f"{where}: found {found}; a prompt has exactly the fields {', '.join(_FIELDS)}")
@@ -75,14 +107,52 @@ def _parse(line: str, where: str) -> Prompt:
     return Prompt(record["id"], record["block"], record["category"], record["prompt"])
 
 
-def _check_order(prompts: Sequence[Prompt], path: Path) -> None:
-    for what in ("id", "text"):
+def _parse_plain(record: Any, where: str) -> Prompt:
+    if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
+        found = sorted(record) if isinstance(record, dict) else type(record).__name__
+        raise PromptError(f"{where}: found {found}; a line is an object with id and either prompt or messages")
+    name, block, category = record.get("id"), record.get("block"), record.get("category")
+    if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
+        raise PromptError(f"{where}: id is {name!r}; give a non-empty text or an integer, different in each line")
+    text, messages = _content(record, where)
+    block, category = block if type(block) is int else 1, category if isinstance(category, str) else ""
+    prompt = Prompt(str(name), block, category, text, messages)
+    try:
+        json.dumps([prompt.id, text, messages], ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise PromptError(f"{where}: cannot be sent as JSON in UTF-8 ({error}); mend the text") from error
+    return prompt
+
+
+def _content(record: Mapping[str, Any], where: str) -> tuple[str, tuple[Mapping[str, Any], ...] | None]:
+    if "messages" in record:
+        return "", _messages(record["messages"], where)
+    text = record["prompt"]
+    if not isinstance(text, str) or text == "":
+        raise PromptError(f"{where}: prompt is {text!r}; give a non-empty text")
+    return text, None
+
+
+def _messages(given: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    messages = given if isinstance(given, list) else []
+    if not messages or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages):
+        raise PromptError(
+            f"{where}: messages is not a list of objects with a role; write them as the chat API has them"
+        )
+    return tuple(messages)
+
+
+def _check_distinct(prompts: Sequence[Prompt], path: str | Path, *fields: str) -> None:
+    for what in fields:
         seen: dict[str, str] = {}
         for prompt in prompts:
             value = getattr(prompt, what)
             if value in seen:
                 raise PromptError(f"{path}: the {what} {value!r} occurs twice ({seen[value]}, {prompt.id}); drop one")
             seen[value] = prompt.id
+
+
+def _check_order(prompts: Sequence[Prompt], path: str | Path) -> None:
     for before, after in pairwise(prompts):
         if after.block < before.block:
             raise PromptError(f"{path}: block {after.block} ({after.id}) follows block {before.block}; sort by block")
@@ -121,11 +191,23 @@ def select(
     return tuple(islice(cycle(chosen), n if blocks is None else max(n, len(chosen))))
 
 
+def take(prompts: Sequence[Prompt], n: int, repeat: bool = False) -> tuple[Prompt, ...]:
+    """Return the first n prompts in the order of the list; with `repeat` a list that is too short starts over.
+
+    Raises PromptError when there are too few and `repeat` is false.
+    """
+    if n > len(prompts) and not (repeat and prompts):
+        raise PromptError(f"{n} requests and {len(prompts)} prompts; lower the number or let prompts repeat")
+    return tuple(islice(cycle(prompts), n))
+
+
 def _ranges(blocks: Iterable[int]) -> str:
     values = sorted(set(blocks))
     return f"{values[0]} to {values[-1]}" if values else "none"
 
 
 def prompt_set_sha256(prompts: Iterable[Prompt]) -> str:
-    """Return the digest of the prompts' texts in order, 64 hex digits; ids, blocks and categories are no part of it."""
+    """Return the digest of the prompts' texts (or messages) in order, 64 hex digits; ids, blocks and categories are no
+    part of it.
+    """
     return keys.digest([prompt.sha256 for prompt in prompts])

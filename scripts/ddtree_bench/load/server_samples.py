@@ -9,6 +9,8 @@ from types import TracebackType
 
 import pandas as pd
 
+from ddtree_bench.servers.load_now import load_now
+
 EVERY_S = 1.0
 """Pause between two samples."""
 
@@ -16,15 +18,27 @@ COLUMNS = ("time", "running", "queued")
 """The moment at which the sample had come, s of time.perf_counter(), and the server's `running_requests` and
 `queued_requests`, NaN where it does not tell."""
 
+SAMPLE_S = 2.0
+"""Longest wait for one sample, in s."""
+
 Sample = Callable[[], Mapping[str, float]]
+
+
+def sampler_for(base_url: str, headers: Mapping[str, str] | None = None, timeout_s: float = SAMPLE_S) -> Sample | None:
+    """Return what asks a running server for its load, as Sampler wants it; None when the server does not tell.
+
+    It keeps one connection and reads the lightest page that tells, for it runs beside the thread that reads answers.
+    Asks the server once. Raises nothing.
+    """
+    return load_now(base_url, timeout_s, headers)
 
 
 class Sampler:
     """Asks every EVERY_S in a thread of its own, from the first pause after `start` until its context closes.
 
     `sample` returns the server's counters, of which `running_requests` and `queued_requests` are kept. It must have a
-    time limit of its own, for the context waits for a call in flight when it closes. What it raises costs the sample
-    and never the measurement: it is counted in `errors`.
+    time limit of its own, for the context waits for a call in flight when it closes; then its `close` is called, if it
+    has one. What it raises costs the sample and never the measurement: it is counted in `errors`.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -41,6 +55,9 @@ class Sampler:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
+        close = getattr(self._sample, "close", None)
+        if close is not None:
+            close()
 
     def start(self) -> None:
         """Begin; once only."""

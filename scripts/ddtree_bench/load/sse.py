@@ -8,6 +8,7 @@ complete when the stream ended are not thrown away.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,11 +25,15 @@ _LARGEST = 2**53 - 1
 
 @dataclass(frozen=True)
 class RawEvent:
-    """One event as it came: when the bytes that completed its data were read, its type and its data."""
+    """One event as it came: its type, its data, and the read that brought the end of the data.
+
+    `time` is when that read was, and `lag` how long its bytes had lain unread by then, s, NaN where it is not known.
+    """
 
     time: float
     name: str
     data: bytes
+    lag: float = math.nan
 
 
 class Splitter:
@@ -40,10 +45,10 @@ class Splitter:
         self._first = True
         self._data: list[bytes] = []
         self._name = ""
-        self._time = 0.0
+        self._read = (0.0, math.nan)
 
-    def feed(self, time: float, piece: bytes) -> list[RawEvent]:
-        """Take a piece that was read at `time`; return the events that it completed."""
+    def feed(self, time: float, lag: float, piece: bytes) -> list[RawEvent]:
+        """Take a piece that was read at `time`, `lag` seconds after it had come; return the events it completed."""
         if self._after_cr and piece:
             piece = piece.removeprefix(b"\n")
             self._after_cr = False
@@ -53,7 +58,7 @@ class Splitter:
         *lines, self._rest = _LINE_END.split(self._rest + piece)
         events = []
         for line in lines:
-            if event := self._take(time, line):
+            if event := self._take(time, lag, line):
                 events.append(event)
         return events
 
@@ -62,7 +67,7 @@ class Splitter:
         event = self._dispatch()
         return [event] if event else []
 
-    def _take(self, time: float, line: bytes) -> RawEvent | None:
+    def _take(self, time: float, lag: float, line: bytes) -> RawEvent | None:
         if self._first:
             line = line.removeprefix(_BOM)
             self._first = False
@@ -72,7 +77,7 @@ class Splitter:
         value = value.removeprefix(b" ")
         if field == b"data":
             self._data.append(value)
-            self._time = time
+            self._read = (time, lag)
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
         return None
@@ -80,13 +85,14 @@ class Splitter:
     def _dispatch(self) -> RawEvent | None:
         data, name = self._data, self._name
         self._data, self._name = [], ""
-        return RawEvent(self._time, name, b"\n".join(data)) if data else None
+        time, lag = self._read
+        return RawEvent(time, name, b"\n".join(data), lag) if data else None
 
 
-def split(reads: Iterable[tuple[float, bytes]]) -> list[RawEvent]:
-    """Return the events of a whole stream, given as (time, bytes) in the order they were read."""
+def split(reads: Iterable[tuple[float, float, bytes]]) -> list[RawEvent]:
+    """Return the events of a whole stream, given as (time, lag, bytes) in the order they were read."""
     splitter = Splitter()
-    events = [event for time, piece in reads for event in splitter.feed(time, piece)]
+    events = [event for time, lag, piece in reads for event in splitter.feed(time, lag, piece)]
     return events + splitter.close()
 
 
@@ -94,7 +100,8 @@ def split(reads: Iterable[tuple[float, bytes]]) -> list[RawEvent]:
 class Event:
     """What one event of an OpenAI-style stream says; None where it says nothing.
 
-    `tokens` is the number of completion tokens so far, by continuous usage.
+    `time` and `lag` are those of the raw event; `tokens` is the number of completion tokens so far, by continuous
+    usage.
     """
 
     time: float
@@ -105,6 +112,7 @@ class Event:
     usage: dict[str, Any] | None = None
     spec: dict[str, Any] | None = None
     error: str | None = None
+    lag: float = math.nan
 
 
 def classify(raw: RawEvent) -> Event:
@@ -115,10 +123,10 @@ def classify(raw: RawEvent) -> Event:
     that says nothing is `other`: no payload makes this raise.
     """
     if raw.data.strip() == b"[DONE]":
-        return Event(raw.time, "done")
+        return Event(raw.time, "done", lag=raw.lag)
     payload = parse(raw.data)
     if error := error_message(payload, raw.name):
-        return Event(raw.time, "error", error=error)
+        return Event(raw.time, "error", error=error, lag=raw.lag)
 
     choices = _objects(payload.get("choices"))
     deltas = [_object(choice.get("delta")) for choice in choices]
@@ -128,7 +136,7 @@ def classify(raw: RawEvent) -> Event:
     bears_tokens = bool(text) or any(_objects(delta.get("tool_calls")) for delta in deltas)
     finish_reason = next((_reason(choice["finish_reason"]) for choice in choices if choice.get("finish_reason")), None)
     usage = _object(payload.get("usage")) or None
-    spec = _object(_object(payload.get("sglext")).get("spec_tokens_details")) or None
+    spec = _spec(payload, choices)
 
     kind: Kind = "other"
     if bears_tokens:
@@ -139,7 +147,16 @@ def classify(raw: RawEvent) -> Event:
         kind = "usage"
     elif any(delta.get("role") for delta in deltas):
         kind = "role"
-    return Event(raw.time, kind, text, integer(usage, "completion_tokens"), finish_reason, usage, spec)
+    tokens = integer(usage, "completion_tokens")
+    return Event(raw.time, kind, text, tokens, finish_reason, usage, spec, lag=raw.lag)
+
+
+def _spec(payload: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The details of speculation: those of the OpenAI routes, else SGLang's meta_info, of the whole or of a choice."""
+    if found := _object(_object(payload.get("sglext")).get("spec_tokens_details")):
+        return found
+    infos = (_object(one["meta_info"]) for one in (payload, *choices) if "meta_info" in one)
+    return next((info for info in infos if any(name.startswith("spec_") for name in info)), None)
 
 
 def parse(data: bytes) -> dict[str, Any]:

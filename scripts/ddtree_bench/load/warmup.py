@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from ddtree_bench.load import closed_loop
-from ddtree_bench.load.client import DEFAULT_TIMEOUTS, Timeouts
+from ddtree_bench.load import cell
+from ddtree_bench.load.exchange import DEFAULT_LIMITS, Limits
 from ddtree_bench.load.prompts import Prompt
-from ddtree_bench.plan import Workload
+from ddtree_bench.plan import Load, Workload
 
 _SHORTEST_CLASS = 64
 
@@ -54,7 +54,8 @@ def warm_up(
     requests: int = 2,
     max_tokens: int = 64,
     abort: Callable[[], str | None] = lambda: None,
-    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    limits: Limits = DEFAULT_LIMITS,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Answer every shape of the cells (workload, concurrency, prompts) once before any of them is measured.
 
@@ -71,8 +72,8 @@ def warm_up(
     for number, shape in enumerate(shapes(cells, max_tokens)):
         n = max(requests, shape.concurrency)
         sized = tuple(_sized(prompts[i % len(prompts)], f"{number}.{i}", shape.prompt_chars) for i in range(n))
-        measured = closed_loop.measure(
-            base_url, shape.workload, sized, shape.concurrency, model, abort=abort, timeouts=timeouts
+        measured = cell.measure(
+            base_url, shape.workload, sized, Load(shape.concurrency), model, abort=abort, limits=limits, headers=headers
         )
         records.append(_record(shape, measured.requests))
         if measured.aborted:

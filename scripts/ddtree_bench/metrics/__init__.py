@@ -3,9 +3,19 @@
 Every function is pure. A value that cannot be known is None (or NaN in a frame), never a stand-in.
 """
 
-from ddtree_bench.metrics.cells import cell_metrics
+from ddtree_bench.metrics.cells import acceptance_by_depth, cell_metrics
+from ddtree_bench.metrics.document import document
+from ddtree_bench.metrics.parsed import parse
 from ddtree_bench.metrics.requests import request_metrics
 from ddtree_bench.metrics.server_load import server_load
-from ddtree_bench.metrics.speculation import acceptance_by_depth
+from ddtree_bench.metrics.slos import Slos
 
-__all__ = ["acceptance_by_depth", "cell_metrics", "request_metrics", "server_load"]
+__all__ = [
+    "Slos",
+    "acceptance_by_depth",
+    "cell_metrics",
+    "document",
+    "parse",
+    "request_metrics",
+    "server_load",
+]

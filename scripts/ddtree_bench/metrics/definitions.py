@@ -29,6 +29,7 @@ REQUEST: Mapping[str, Definition] = {
     "prompt_sha256": ("text", "", "Digest of the prompt's text."),
     "worker": ("int", "", "Which of the client's connections sent it, from 0."),
     "max_tokens": ("int", "tokens", "Most output tokens asked for."),
+    "retries": ("int", "", "Attempts to connect after the first; a request that was sent is never sent again."),
     "status": ("text", "", "`ok`, or the kind of failure; only ok requests enter throughputs and latencies."),
     "error": ("text", "", "What went wrong."),
     "http_status": ("int", "", "HTTP status; NA when there was no answer."),
@@ -36,9 +37,17 @@ REQUEST: Mapping[str, Definition] = {
     "prompt_tokens": ("int", "tokens", "Tokens of the prompt, by the server."),
     "cached_prompt_tokens": ("int", "tokens", "Of these, those served from the prefix cache."),
     "output_tokens": ("int", "tokens", "N: completion tokens; for a failed request, those the server had told of."),
-    "token_source": ("text", "", "Where N is from: `usage`; NA when the server gave none."),
+    "token_source": (
+        "text",
+        "",
+        "Where N is from: `usage`, or `tokenizer` when the server told of none at the end; NA without either.",
+    ),
     "n1": ("int", "tokens", "Tokens carried by the first token-bearing event."),
-    "n1_source": ("text", "", "Where the tokens of each event are from: `usage` (continuous) or `text_share`."),
+    "n1_source": (
+        "text",
+        "",
+        "Where the tokens of each event are from: `usage` (continuous), `tokenizer`, or `text_share` (N by length).",
+    ),
     "token_events": ("int", "events", "Token-bearing events, m."),
     "ttft_s": ("float", "s", "Time to first token: e1 - t0."),
     "e2e_s": ("float", "s", "From t0 to the last token-bearing event or the finish_reason, whichever is later."),
@@ -85,18 +94,28 @@ CELL: Mapping[str, Definition] = {
     "output_length_mean": ("float", "tokens", "Output tokens of an ok request, mean."),
     "output_length_min": ("int", "tokens", "The shortest."),
     "output_length_max": ("int", "tokens", "The longest."),
-    "token_source": ("text", "", "Where the output tokens are from: `usage`; NA when one request has none."),
-    "n_source": ("text", "", "Where the tokens of each event are from: `usage`, `text_share` or `mixed`."),
+    "token_source": (
+        "text",
+        "",
+        "Where the output tokens are from: `usage`, `tokenizer` or `mixed`; NA when those of one request are unknown.",
+    ),
+    "n_source": (
+        "text",
+        "",
+        "Where the tokens of each event are from: `usage`, `tokenizer`, `text_share` or `mixed`.",
+    ),
     "prompt_tokens": ("int", "tokens", "Prompt tokens of ok requests; part of no throughput."),
     "cached_prompt_tokens": ("int", "tokens", "Of these, those served from the prefix cache."),
     "texts_sha256": ("text", "", "Digest of all answers' texts in order; NA unless every request succeeded."),
     "wall_s": ("float", "s", "From the first t0 to the last em of ok requests."),
+    "requests_per_s": ("float", "requests/s", "Ok requests / wall."),
     "throughput_full_tok_s": ("float", "tokens/s", "Output tokens of ok requests / wall."),
     "throughput_steady_tok_s": (
         "float",
         "tokens/s",
-        "Output tokens inside the steady window (first to last moment with all requests in flight) / its length; "
-        "NA when a request failed.",
+        "Output tokens inside the steady window / its length. Closed loop: from the first to the last moment with all "
+        "requests in flight, NA when one failed. Open loop: from the first start + the time within which 90 % of the "
+        "requests ended, to the last scheduled arrival.",
     ),
     "throughput_window": (
         "text",
@@ -106,15 +125,25 @@ CELL: Mapping[str, Definition] = {
     "steady_window_s": (
         "float",
         "s",
-        "Length of the steady window; NA when concurrency was never reached or a request failed.",
+        "Length of the steady window; NA when there is none: the concurrency was never reached, a request of a closed "
+        "loop failed, or an open loop was over before it had warmed up.",
     ),
     "steady_token_share": ("float", "", "Share of the output tokens inside the steady window."),
     "peak_throughput_tok_s": ("float", "tokens/s", "Most output tokens in any 1 s; NA below 3 s of wall."),
     "user_speed_tok_s": ("float", "tokens/s", "Mean of N / E2E over ok requests."),
+    "slo_met": ("int", "requests", "Ok requests that meet every objective; NA without an objective."),
+    "goodput_req_s": (
+        "float",
+        "requests/s",
+        "Ok requests that meet every objective / wall; TTFT and E2E from the scheduled start in an open loop.",
+    ),
     "mean_in_flight": ("float", "requests", "Requests in flight, mean from the first sent to the last ended."),
     "most_in_flight": ("int", "requests", "Most requests in flight at once."),
+    "arrivals_per_s": ("float", "requests/s", "Rate of the scheduled arrivals; open loop only."),
     **_latency("ttft", "Time to first token", "the ok requests"),
     **_latency("e2e", "Time to the last event", "the ok requests"),
+    **_latency("ttft_from_intended", "Time to first token from the scheduled start", "the ok requests (open loop)"),
+    **_latency("e2e_from_intended", "Time to the last event from the scheduled start", "the ok requests (open loop)"),
     **_latency("tpot", "Time per output token after the first event", "the ok requests that have one"),
     **_latency("itl", "Inter-token latency, each gap divided over the tokens it brought", "all tokens"),
     **_latency("icl", "Inter-chunk latency, the gap between events", "all gaps"),
@@ -143,7 +172,12 @@ CELL: Mapping[str, Definition] = {
     "tree_max_depth": ("int", "tokens", "Greatest depth of a tree."),
     "tree_is_chain": ("bool", "", "Whether no tree of the cell branched: DDTREE in name only."),
     "decode_s_per_token": ("float", "s/token", "Pooled: sum of E2E - TTFT / sum of N - n1."),
-    "round_time_s": ("float", "s", "Decode time a round (AR: a step): decode_s_per_token x accept_length (AR: x 1)."),
+    "round_time_s": (
+        "float",
+        "s",
+        "Decode time a round (AR: a step): decode_s_per_token x accept_length (x 1 for AR, and where the server of an "
+        "unknown method says that there were no rounds).",
+    ),
 }
 
 SERVER_LOAD: Mapping[str, Definition] = {

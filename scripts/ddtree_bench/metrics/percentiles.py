@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 GIVEN = (50, 90, 99)
 """The percentiles that tables hold."""
@@ -35,15 +36,23 @@ def nearest_rank(values: ArrayLike, percent: float, weights: ArrayLike | None = 
     >>> nearest_rank([1.0, 9.0], 50, weights=[1, 3])
     9.0
     """
-    data = np.asarray(values, dtype=float)
+    weight = None if weights is None else np.asarray(weights, dtype=float)
+    return _nearest_ranks(np.asarray(values, dtype=float), [percent], weight)[0]
+
+
+def _nearest_ranks(
+    data: NDArray[np.float64], percents: Sequence[float], weights: NDArray[np.float64] | None
+) -> list[float | None]:
+    """The values of several ranks, sorting once."""
     if not data.size:
-        return None
-    weight = np.ones_like(data) if weights is None else np.asarray(weights, dtype=float)
-    order = np.argsort(data, kind="stable")
-    below = np.cumsum(weight[order])
-    # Scaled by 100 and not divided, so that whole ranks are compared exactly.
-    rank = int(np.searchsorted(below * 100, percent * below[-1], side="left"))
-    return float(data[order][rank])
+        return [None] * len(percents)
+    if weights is None:
+        ordered = np.sort(data)
+        return [float(ordered[max(1, math.ceil(percent * data.size / 100)) - 1]) for percent in percents]
+    order = np.argsort(data)
+    below = np.cumsum(weights[order])
+    ranks = np.searchsorted(below, [percent * below[-1] / 100 for percent in percents], side="left")
+    return [float(data[order[rank]]) for rank in ranks]
 
 
 def summary(name: str, values: ArrayLike, weights: ArrayLike | None = None) -> dict[str, float | None]:
@@ -54,7 +63,8 @@ def summary(name: str, values: ArrayLike, weights: ArrayLike | None = None) -> d
     data = np.asarray(values, dtype=float)
     weight = None if weights is None else np.asarray(weights, dtype=float)
     mean = float(np.average(data, weights=weight)) if data.size else None
+    ranks = _nearest_ranks(data, GIVEN, weight)
     return {f"{name}_mean_s": mean} | {
-        f"{name}_p{percent}_s": nearest_rank(data, percent, weights) if data.size >= least_n(percent) else None
-        for percent in GIVEN
+        f"{name}_p{percent}_s": value if data.size >= least_n(percent) else None
+        for percent, value in zip(GIVEN, ranks, strict=True)
     }

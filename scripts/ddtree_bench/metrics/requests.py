@@ -7,9 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from ddtree_bench.metrics.answers import Answer, Row, answer
+from ddtree_bench.metrics import definitions
+from ddtree_bench.metrics.answers import Answer
+from ddtree_bench.metrics.parsed import Request, Requests, parse
 from ddtree_bench.metrics.percentiles import summary
-from ddtree_bench.metrics.speculation import details, request_speculation
+from ddtree_bench.metrics.speculation import request_speculation
+from ddtree_bench.metrics.tokens import received
 
 _COPIED = (
     "index",
@@ -18,6 +21,7 @@ _COPIED = (
     "prompt_sha256",
     "worker",
     "max_tokens",
+    "retries",
     "status",
     "error",
     "http_status",
@@ -26,57 +30,43 @@ _COPIED = (
     "cached_prompt_tokens",
 )
 
+_TYPES = {"text": "object", "int": "Int64", "float": "float64", "bool": "boolean"}
 
-def request_metrics(requests: pd.DataFrame) -> pd.DataFrame:
+
+def request_metrics(requests: Requests) -> pd.DataFrame:
     """Return one row of scalars a request, in the order of the raw rows; see `definitions.REQUEST`.
 
-    Latencies are NA for requests whose status is not ok.
+    Latencies are NA for requests whose status is not ok. Integers are Int64, so that they stay such beside an NA.
     """
-    rows = [_row(raw) for raw in requests.to_dict("records")]
-    return pd.DataFrame(rows, columns=[*_COPIED, *_columns()])
+    frame = pd.DataFrame([_row(one) for one in parse(requests)], columns=list(definitions.REQUEST), dtype=object)
+    return frame.astype({name: _TYPES[kind] for name, (kind, _, _) in definitions.REQUEST.items()})
 
 
-def _row(raw: Row) -> dict[str, Any]:
-    given = answer(raw)
-    tokens = given.tokens if given else _known(raw["completion_tokens"])
+def _row(one: Request) -> dict[str, Any]:
+    tokens, source = received(one.row)
     return (
-        {name: _known(raw[name]) for name in _COPIED}
-        | _latencies(given, _known(raw["intended_start"]))
-        | {
-            "output_tokens": tokens,
-            "token_source": None if tokens is None else "usage",
-            "text_sha256": hashlib.sha256(raw["text"].encode()).hexdigest(),
-        }
-        | request_speculation(details(raw), tokens)
+        {name: _known(one.row[name]) for name in _COPIED}
+        | {"output_tokens": tokens, "token_source": source}
+        | (_of_answer(one.answer) if one.answer is not None else {})
+        | request_speculation(one.details, tokens)
+        | {"text_sha256": hashlib.sha256(one.row["text"].encode()).hexdigest()}
     )
 
 
-def _latencies(given: Answer | None, intended_start: float | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    itl, weights = given.itl_s()
-    late = None if intended_start is None else given.t_send - intended_start
+def _of_answer(given: Answer) -> dict[str, Any]:
     return {
-        "n1": given.n1,
-        "n1_source": given.n_source,
+        "n1": given.tokens.n1,
+        "n1_source": given.tokens.n_source,
         "token_events": len(given.times),
         "ttft_s": given.ttft_s,
         "e2e_s": given.e2e_s,
         "tpot_s": given.tpot_s,
-        "ttft_from_intended_s": None if late is None else given.ttft_s + late,
-        "e2e_from_intended_s": None if late is None else given.e2e_s + late,
+        "ttft_from_intended_s": given.ttft_from_intended_s,
+        "e2e_from_intended_s": given.e2e_from_intended_s,
         "user_speed_tok_s": given.user_speed_tok_s,
-        **summary("itl", itl, weights if itl.size else None),
+        **summary("itl", *given.itl_s()),
         **summary("icl", given.icl_s),
     }
-
-
-def _columns() -> list[str]:
-    """Names of the columns that are computed, in their order."""
-    latencies = ["ttft_s", "e2e_s", "tpot_s", "ttft_from_intended_s", "e2e_from_intended_s", "user_speed_tok_s"]
-    spread = [*summary("itl", []), *summary("icl", [])]
-    sources = ["output_tokens", "token_source", "n1", "n1_source", "token_events"]
-    return [*sources, *latencies, *spread, *request_speculation(details({"spec": None}), None), "text_sha256"]
 
 
 def _known(value: Any) -> Any:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ddtree_bench.load import sse
-from ddtree_bench.metrics.answers import Row
+from ddtree_bench.metrics.tokens import Row
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "rounds": ("spec_verify_ct",),
@@ -138,20 +137,17 @@ def cell_speculation(specs: Sequence[Details], tokens: Sequence[int | None]) -> 
     }
 
 
-def acceptance_by_depth(requests: pd.DataFrame) -> pd.DataFrame:
-    """Return P(at least d drafts of a round are accepted) for each depth d from 1, pooled over the ok requests.
+def depth_probabilities(specs: Iterable[Details]) -> tuple[list[float], int]:
+    """Return P(at least d drafts of a round are accepted) for d = 1, 2, ... and the number of rounds it stands on.
 
-    Columns depth (int), probability (float, sum of h[k] over k >= d by the sum of h), rounds (int, the sum of h). Empty
-    when no request has a histogram.
+    The sum of h[k] over k >= d by the sum of h, pooled over the requests that have a histogram h; ([], 0) without one.
     """
-    ok = requests[requests["status"] == "ok"]
-    histogram = _pooled([details(row) for row in ok[["spec"]].to_dict("records")])
+    histogram = _pooled(specs)
     rounds = int(histogram.sum()) if histogram is not None else 0
     if histogram is None or not rounds:
-        return pd.DataFrame({"depth": pd.Series(dtype="int64"), "probability": [], "rounds": pd.Series(dtype="int64")})
+        return [], 0
     at_least = np.cumsum(histogram[::-1])[::-1]
-    depths = np.arange(1, histogram.size)
-    return pd.DataFrame({"depth": depths, "probability": at_least[1:] / rounds, "rounds": rounds})
+    return [float(p) for p in at_least[1:] / rounds], rounds
 
 
 def _pooled(specs: Iterable[Details]) -> NDArray[np.int64] | None:

@@ -40,6 +40,11 @@ class Attempt:
         """Whether the cell could not be measured."""
         return self.record["status"] != "ok"
 
+    @property
+    def aborted(self) -> str | None:
+        """Why the measurement was broken off before all requests were answered; None when it was not."""
+        return self.record.get("aborted")
+
 
 def read_attempt(folder: Path) -> Attempt:
     """Read an attempt. Raises StoreError that names the folder when there is none."""

@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from ddtree_bench.budgets import SWEEP
-from ddtree_bench.figures.facets import in_order, marks_of, name_of, panels
+from ddtree_bench.figures.facets import in_order, load_of, marks_of, name_of, panels
 from ddtree_bench.figures.style import n_of, number
+from ddtree_bench.plan import EXTERNAL
 from ddtree_bench.stats import MIN_CLAIM
 
 DASH = "–"
@@ -58,11 +59,10 @@ def _distinct(frame: pd.DataFrame, names: tuple[str, ...]) -> list[str]:
 
 
 def _work(cells: pd.DataFrame) -> list[str]:
-    phrase = (
-        "{workload}: {n_prompts} prompts, up to {max_tokens} tokens, temperature {temperature:g}, C = {concurrency}"
-    )
-    names = ["workload", "n_prompts", "max_tokens", "temperature", "concurrency"]
-    return [phrase.format(**row) for row in cells[names].drop_duplicates().to_dict("records")]
+    phrase = "{workload}: {n_prompts} prompts, up to {max_tokens} tokens, temperature {temperature:g}, {load_in_words}"
+    names = ["workload", "n_prompts", "max_tokens", "temperature", "load_kind", "concurrency", "rate", "arrivals"]
+    rows = cells[names].drop_duplicates().to_dict("records")
+    return [phrase.format(**row, load_in_words=load_of(row)) for row in rows]
 
 
 def _minute(stamp: Any) -> str:
@@ -70,6 +70,8 @@ def _minute(stamp: Any) -> str:
 
 
 def _machine(row: Mapping[str, Any]) -> str:
+    if row["environment"] == EXTERNAL:
+        return "an external endpoint, machine not known"
     gpus = f"{row['gpu_count']} × {row['gpu_model']}, " if row["gpu_model"] else ""
     return f"{gpus}{row['cpu_model']}, {row['cpu_cores']} cores"
 

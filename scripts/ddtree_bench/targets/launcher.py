@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+GONE = "accepts no connections any more"
+
 
 class TargetError(RuntimeError):
     """The target, not the server under test, is at fault: unreachable, taken, port in use, files left over."""
@@ -41,7 +43,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What became of a server. `reason` says who ended it: exited, requested, lease, not started, watchdog killed."""
+    """What became of a server. `reason` says who ended it: exited, requested, lease, not started, watchdog killed; of
+    an external endpoint it is GONE.
+    """
 
     alive: bool
     pid: int | None = None
@@ -52,11 +56,13 @@ class ServerState:
     @property
     def ended_by_itself(self) -> bool:
         """True for an end of the server's own: no stop that was asked for, no lost lease, no killed watchdog."""
-        return not self.alive and self.reason in ("exited", "not started")
+        return not self.alive and self.reason in ("exited", "not started", GONE)
 
     def __str__(self) -> str:
         if self.alive:
-            return f"running as process {self.pid}"
+            return "running" if self.pid is None else f"running as process {self.pid}"
+        if self.reason == GONE:
+            return GONE
         if self.signal is not None:
             how = f"ended by signal {self.signal}"
         elif self.exit_code is not None:
@@ -145,11 +151,20 @@ class Launcher(ABC):
         """
 
 
-def create_launcher(kind: str, *, lease_directory: Path | None = None, lease_name: str = "machine") -> Launcher:
-    """The launcher of a kind; raises TargetError for a kind that does not exist, naming those that do."""
+def create_launcher(
+    kind: str, *, lease_directory: Path | None = None, lease_name: str = "machine", url: str | None = None
+) -> Launcher:
+    """The launcher of a kind; raises TargetError for a kind that does not exist, naming those that do.
+
+    `url` is the address of an external endpoint, whose lease is named after it.
+    """
+    from ddtree_bench.targets.external import ExternalLauncher
     from ddtree_bench.targets.lease import DEFAULT_DIRECTORY
     from ddtree_bench.targets.local import LocalLauncher
 
+    directory = lease_directory or DEFAULT_DIRECTORY
+    if kind == "external" and url is not None:
+        return ExternalLauncher(directory, url)
     if kind != "local":
-        raise TargetError(f"launcher: {kind!r} does not exist; launchers: local")
-    return LocalLauncher(lease_directory or DEFAULT_DIRECTORY, lease_name)
+        raise TargetError(f"launcher: {kind!r} does not exist; launchers: local, external")
+    return LocalLauncher(directory, lease_name)

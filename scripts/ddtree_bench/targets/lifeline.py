@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ddtree_bench.working_folder import main_process
 
 PR_SET_PDEATHSIG = 1
 CHECK_EVERY_S = 1.0
+AGAIN_AFTER_S = 0.05
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -48,6 +50,9 @@ class Interruption:
     Python runs handlers in the main thread only, but the kernel may deliver a signal to any thread (it does when the
     main thread has just been continued after a stop), and then a main thread that sleeps sleeps on. So a thread of
     its own hears of every signal and delivers it to the main thread once more.
+
+    What a handler raises while a finalizer runs (in a garbage collection) goes nowhere: Python reports it and goes on.
+    So a signal whose exception was lost like that is delivered again a moment later.
     """
 
     def __init__(self) -> None:
@@ -57,6 +62,8 @@ class Interruption:
         self._previous: dict[int, object] = {}
         self._pipe = (-1, -1)
         self._previous_wakeup = -1
+        self._previous_hook = sys.unraisablehook
+        self._again: threading.Timer | None = None
 
     def __enter__(self) -> Interruption:
         self._pipe = os.pipe2(os.O_CLOEXEC)
@@ -64,18 +71,25 @@ class Interruption:
         self._forwarder = threading.Thread(target=self._forward, name="signals", daemon=True)
         self._forwarder.start()
         self._previous_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._lost
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._shields += 1
+        if self._again is not None:
+            self._again.join()
+        sys.unraisablehook = self._previous_hook
         signal.set_wakeup_fd(self._previous_wakeup)
         os.close(self._pipe[1])
         self._forwarder.join()
         os.close(self._pipe[0])
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        self._shields -= 1
+        self._raise_if_due()
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -93,6 +107,17 @@ class Interruption:
         while numbers := os.read(self._pipe[0], 1):
             if self._received is None and numbers[0] in self._previous:
                 signal.pthread_kill(main, numbers[0])
+
+    def _lost(self, lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, Interrupted):
+            self._previous_hook(lost)
+            return
+        main = threading.main_thread().ident
+        assert main is not None
+        self._raised = False
+        # Not here: the finalizer is still running.
+        self._again = threading.Timer(AGAIN_AFTER_S, signal.pthread_kill, (main, lost.exc_value.number))
+        self._again.start()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._received is None:

@@ -19,6 +19,9 @@ TIMEOUT_S = 300.0
 REMEDY = "`snakemake probe` accepts it, and what was measured before is then measured again"
 
 
+NOT_KNOWN = "not known"
+
+
 class HostChanged(TargetError):
     """The machine or the model files are no longer those that were probed."""
 
@@ -45,21 +48,42 @@ def probe(launcher: Launcher, python: str, engine: str, models: Sequence[ModelFi
     return {"schema": SCHEMA, "engine": engine, **record}
 
 
+def endpoint_record(
+    engine: str, endpoint: Mapping[str, Any], models: Sequence[str], client: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the record of an external endpoint: what it says of itself, and the facts of this machine, the client.
+
+    Of the endpoint's own machine nothing is known: no CPU, no GPUs, no model files.
+    """
+    return {
+        "schema": SCHEMA,
+        "engine": engine,
+        "endpoint": endpoint,
+        "client": client,
+        "cpu": {"model": None, "cores": None},
+        "gpus": None,
+        "driver": None,
+        "models": {name: {"fingerprint": NOT_KNOWN, "path": endpoint["url"]} for name in models},
+    }
+
+
 def host_key(record: Mapping[str, Any], model: str, drafter: str | None) -> str:
     """The digest of what measured numbers depend on in a host record, 64 hex digits, for one model pair.
 
     Keyed: GPU models and their count, driver, power limits, CPU model, cores, content of model and drafter. Not
-    keyed: UUIDs, kernel, clocks, times, host name. Raises TargetError for a model that was not probed.
+    keyed: UUIDs, kernel, clocks, times, host name. Of an external endpoint: its address, the model's name there, and
+    what it says of itself. Raises TargetError for a model that was not probed.
     """
     return keys.digest(_keyed(record, model, drafter))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs in the keyed part of two records of a target, in words; models that only one of them has do not."""
+    before, after = _machine(old), _machine(new)
     found = [
-        f"{name}: was {_shown(before)}, is {_shown(after)}"
-        for name, before, after in ((name, _machine(old)[name], _machine(new)[name]) for name in _machine(old))
-        if before != after
+        f"{name}: was {_shown(before.get(name))}, is {_shown(after.get(name))}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
     ]
     for name in sorted(set(old["models"]) & set(new["models"])):
         if old["models"][name]["fingerprint"] != new["models"][name]["fingerprint"]:
@@ -100,6 +124,9 @@ def _keyed(record: Mapping[str, Any], model: str, drafter: str | None) -> dict[s
 
 
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
+    if "endpoint" in record:
+        known = record["endpoint"]
+        return {"endpoint": known["url"], "served model": known["served_model"], **known["server"]}
     gpus = record["gpus"]
     return {
         "GPUs": dict(sorted(Counter(gpu["name"] for gpu in gpus).items())),

@@ -1,0 +1,154 @@
+"""An external endpoint: whether it answers, what it says of itself, and whether that is the server that was planned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree_bench.plan import Server
+from ddtree_bench.servers import api
+from ddtree_bench.servers.ready import WrongServer, wanted_identity
+from ddtree_bench.targets.launcher import TargetError
+
+SAID = (
+    *("version", "model_path", "served_model_name", "numerics", "bit_exact", "threads", "dtype", "quantization"),
+    *("kv_cache_dtype", "tp_size", "dp_size", "ep_size", "max_running_requests", "max_total_num_tokens"),
+    *("attention_backend", "disable_radix_cache", "speculative_algorithm", "speculative_draft_model_path"),
+    *("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
+    *("speculative_dflash_block_size", "speculative_ddtree_budget", "speculative_ddtree_topk_cap"),
+)
+"""What of a server's own words stays the same from one start to the next: a host key is made of these."""
+
+NONE_MEANS_NONE = ("speculative_algorithm",)
+"""Fields whose null is an answer; any other null says that the server chose a value and does not tell it."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an external server is reached, the model's name there, and the headers that every request carries."""
+
+    base_url: str
+    model: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An endpoint that answered a completion: its words about itself, and which parts of the plan these confirm.
+
+    `server_info` is None when it offers none. `seconds` is what its answers took.
+    """
+
+    server_info: dict[str, Any] | None
+    confirmed: tuple[str, ...]
+    not_confirmed: tuple[str, ...]
+    seconds: float
+
+
+def said(endpoint: Endpoint, target: str) -> dict[str, Any] | None:
+    """What the server says of itself; None when it offers nothing. Raises TargetError when nothing answers."""
+    try:
+        return api.server_info(endpoint.base_url, endpoint.headers)
+    except api.Unreachable as error:
+        raise TargetError(
+            f"targets.{target}.url: {endpoint.base_url} does not answer: {error}; "
+            "start the server there, or mend the url"
+        ) from error
+    except api.ApiError:
+        return None
+
+
+def see_answer(
+    endpoint: Endpoint,
+    server: Server,
+    *,
+    path: str,
+    body: dict[str, Any],
+    timeout_s: float,
+    progress: Callable[[str], None],
+) -> Answered:
+    """See that the endpoint serves the model, is the server that was planned as far as it tells, and answers `body`.
+
+    Raises WrongServer when it says otherwise, naming both, and TargetError when it does not answer.
+    """
+    began = time.monotonic()
+    _see_model(endpoint, server)
+    info = said(endpoint, server.target)
+    confirmed, silent = check_plan(server, info or {}, endpoint.base_url)
+    try:
+        api.first_answer(endpoint.base_url, path, body, timeout_s, endpoint.headers)
+    except api.ApiError as error:
+        raise TargetError(
+            f"targets.{server.target}.url: {endpoint.base_url} does not answer a completion of {endpoint.model}: "
+            f"{error}; start the server there, or mend url, served_model or api_key_env"
+        ) from error
+    seconds = time.monotonic() - began
+    progress(f"{server.name}: {endpoint.base_url} answers; not confirmed by it: {', '.join(silent) or 'nothing'}")
+    return Answered(info, tuple(confirmed), tuple(silent), seconds)
+
+
+def _see_model(endpoint: Endpoint, server: Server) -> None:
+    try:
+        served = api.models(endpoint.base_url, endpoint.headers)
+    except api.ApiError:
+        # It need not list them; whether it serves this one, the completion shows.
+        return
+    if endpoint.model not in served:
+        raise WrongServer(
+            f"targets.{server.target}: wanted the model {endpoint.model!r}, and {endpoint.base_url} serves "
+            f"{', '.join(served) or 'none'}; name one of these in targets.{server.target}.served_model"
+        )
+
+
+def check_plan(server: Server, info: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
+    """Return which parts of the planned launch configuration the server confirms, and of which it says nothing.
+
+    Raises WrongServer, naming what was planned and what it says, when they differ.
+    """
+    confirmed, silent, wrong = [], [], []
+    for name, wanted in _planned(server):
+        told = info.get(name)
+        if name not in info or (told is None and wanted is not None and name not in NONE_MEANS_NONE):
+            silent.append(name)
+        elif _same(wanted, told):
+            confirmed.append(name)
+        else:
+            wrong.append(f"{name}: planned {wanted!r}, the endpoint says {told!r}")
+    if wrong:
+        raise WrongServer(
+            f"targets.{server.target}: {where} is not server {server.name} as it was planned: {'; '.join(wrong)}; "
+            "plan what it is, or give the address of another endpoint"
+        )
+    return confirmed, silent
+
+
+def _planned(server: Server) -> Iterator[tuple[str, Any]]:
+    """The fields of /server_info that the plan has a value for, under SGLang's names; flags by their own."""
+    for name, wanted in wanted_identity(server, "").items():
+        if name not in ("start_id", "served_model_name"):
+            yield name, wanted
+    yield "tp_size", server.tensor_parallel
+    yield "ep_size", server.expert_parallel
+    for flag, value in server.flags:
+        yield flag.removeprefix("--").replace("-", "_"), value or True
+
+
+def _same(wanted: Any, told: Any) -> bool:
+    if wanted is None or told is None or isinstance(wanted, bool) or isinstance(told, bool):
+        return wanted is told
+    return str(wanted).upper() == str(told).upper()
+
+
+def record(endpoint: Endpoint, target: str) -> dict[str, Any]:
+    """Return what is known of an endpoint: address, model, and the lasting part of what the server says of itself.
+
+    Raises TargetError when it does not answer.
+    """
+    info = said(endpoint, target) or {}
+    return {
+        "url": endpoint.base_url,
+        "served_model": endpoint.model,
+        "server": {name: info[name] for name in SAID if name in info},
+    }

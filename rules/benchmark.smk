@@ -2,14 +2,15 @@
 
 Input: the deployment and the record of the target, whose time moves only when a host key changes. Output: the views of
 the run's cells and its warm-up record.
-Order: the runs' priorities; one run at a time on a target: the host resource here, the lease on the target itself.
+Order: the runs' priorities; one run at a time on a target, and on this machine, where the load client is: the resources
+here, the leases on the machines themselves.
 """
 
 RETRY = f"{RESULTS}/retry/{INVOCATION}"
 
 
 rule request_retry:
-    """Make the runs with failed cells look again, in this pass alone (--config retry_failed=true)."""
+    """Make the runs with cells to be retried look again, in this pass alone (--config retry_failed=true)."""
     output:
         temp(touch(RETRY)),
     log:
@@ -37,7 +38,7 @@ for run in PLAN.runs:
             "../envs/workflow.yaml"
         threads: 1
         resources:
-            **{f"host_{run.server.target}": 1},
+            **{f"host_{run.server.target}": 1, CLIENT_MACHINE: 1},
         params:
             run=keys.canonical(run.identity),
         message:

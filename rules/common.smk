@@ -8,6 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from ddtree_bench import keys
+from ddtree_bench.client_machine import RESOURCE as CLIENT_MACHINE
 from ddtree_bench.config import ConfigError
 from ddtree_bench.project import open_project
 from ddtree_bench.status import runs_with_failures, summary
@@ -36,8 +37,8 @@ announce_main_process()
 FOLDER_LOCK = drop_stale_locks(Path.cwd()) if workflow.is_main_process else None
 
 # A limit in a profile would vanish with any --resources on the command line; these defaults stay.
-for target in PLAN.targets:
-    workflow.global_resources.setdefault(f"host_{target}", 1)
+for resource in (CLIENT_MACHINE, *(f"host_{target}" for target in PLAN.targets)):
+    workflow.global_resources.setdefault(resource, 1)
 
 
 wildcard_constraints:

@@ -35,6 +35,8 @@ rule probe_target:
     threads: 1
     params:
         target="{target}",
+        # Another endpoint, or another way to treat it, is to be looked at as soon as the configuration names it.
+        endpoint=lambda wildcards: PROJECT.endpoint_keys(wildcards.target),
     message:
         "Recording what {wildcards.target} is"
     script:

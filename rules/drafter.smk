@@ -5,7 +5,7 @@ Input: templates and topics in envs/reference/training/; parameters from `traini
 marker that says that it has ended.
 """
 
-from ddtree_bench.drafter_training import DrafterTraining, local_hosts
+from ddtree_bench.drafter_training import DrafterTraining
 
 TRAINING = DrafterTraining.of(PROJECT)
 
@@ -25,7 +25,7 @@ for stage in TRAINING.stages:
             "../envs/workflow.yaml"
         threads: PROJECT.config.training.threads if stage.parallel else 1
         resources:
-            **local_hosts(PROJECT),
+            **{CLIENT_MACHINE: 1},
         params:
             stage=stage.name,
         message:

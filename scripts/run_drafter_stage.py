@@ -8,8 +8,8 @@ from ddtree_bench.project import open_project
 from ddtree_bench.training_stage import training_stage
 from ddtree_training.cli import main
 
-training = DrafterTraining.of(open_project(snakemake.config, Path(snakemake.scriptdir).parent))
-stage = training.stage(snakemake.params.stage)
-with training_stage(snakemake.log[0], training.folder):
+project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
+stage = DrafterTraining.of(project).stage(snakemake.params.stage)
+with training_stage(snakemake.log[0], project, f"drafter_{stage.name}"):
     status = main(stage.arguments(snakemake.threads))
 sys.exit(status)

@@ -18,6 +18,8 @@ from ddtree_bench.comparisons import (
     configurations,
     find_baseline,
     join_keys,
+    n_starts,
+    over_starts,
     succeeded,
     window_of,
 )
@@ -43,7 +45,8 @@ def _budget_row(member: pd.DataFrame, window: str) -> dict[str, Any]:
     good = succeeded(member)
     row = {
         **configuration_of(member),
-        "n": len(good),
+        "n": n_starts(good),
+        "n_repeats": len(good),
         "n_failed": len(member) - len(good),
         "requests": int(good["requests"].sum()),
         "requests_ok": int(good["requests_ok"].sum()),
@@ -57,7 +60,7 @@ def _budget_row(member: pd.DataFrame, window: str) -> dict[str, Any]:
         ("round_time_s", "round_time{}_s"),
     )
     for source, target in measures:
-        interval = stats.mean_interval(good[source].astype(float))
+        interval = over_starts(good, good[source])
         row |= {
             target.format(""): interval.estimate,
             target.format("_low"): interval.low,

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddtree_bench import __version__, calibrate_command, measure_command, metrics_command
+from ddtree_bench import __version__
 from ddtree_bench.commands import COMMANDS, run_command
 from ddtree_bench.config import ConfigError, read_files
 from ddtree_bench.config.generate import generated_files, write_generated
+from ddtree_bench.measuring import calibrate_command, measure_command, metrics_command
 from ddtree_bench.project import Project, open_project
 from ddtree_bench.rule_log import USER_ERRORS
 from ddtree_bench.serve_command import choose_server, serve_project

@@ -92,7 +92,10 @@ READ_BACK: Mapping[str, Column] = {
 CELL: Mapping[str, Column] = {
     "repeat": _int("", "Number of the repeat, from 1."),
     "block": _text("One uninterrupted pass over a repeat: ratios inside it are paired."),
-    "start_id": _text("The server start that measured it; the same for all cells of one run."),
+    "start_id": _text(
+        "The server start that measured it: the same for all cells of one run, and for all of an external endpoint "
+        "that runs on or does not tell its starts."
+    ),
     "status": _text(
         "`ok`, `failed`, or `aborted` (broken off, as at `cell_timeout_s`). Failed cells carry no metrics; neither "
         "they nor aborted ones enter a ratio."
@@ -115,8 +118,12 @@ CELL: Mapping[str, Column] = {
         "Whether the tokens of all requests, as the client has them, are more than 1 % off the server's count."
     ),
     "client_healthy": _bool(
-        "Whether the client's own error is below 1 % of the throughput and 2 ms of a latency; empty when not known."
+        "Whether the client's own error is below 1 % of speeds and 2 ms of other latencies; empty when not known."
     ),
+    "tokenizer_sha256": _text(
+        "Digest of the tokenizer.json that counted the tokens where the server did not; empty when none was given."
+    ),
+    "cache_not_flushed": _text("Why the prefix cache of an external endpoint was not emptied before the cell."),
     "checks_failed": _text("The checks that failed, by name, with a space between: see docs/methodology.md."),
     "not_confirmed": _text(
         "Parts of the planned launch configuration that an external endpoint says nothing of, by its names for them."
@@ -125,8 +132,11 @@ CELL: Mapping[str, Column] = {
 
 RUN: Mapping[str, Column] = {
     "start_status": _text("`ok` or `failed`: whether the server became ready."),
-    "ready_s": _float("s", "From the start of the process to the first real completion answered."),
+    "ready_s": _float(
+        "s", "From the start of the process to the first real completion answered; empty for an external endpoint."
+    ),
     "cells_ok": _int("cells", "Cells measured in this run."),
+    "cells_aborted": _int("cells", "Cells of this run that were broken off."),
     "cells_failed": _int("cells", "Failed cells of this run."),
     **READ_BACK,
     "host_name": _text("Name of the host as probed."),
@@ -178,8 +188,11 @@ SPEEDUP: Mapping[str, Column] = {
 }
 
 BUDGET: Mapping[str, Column] = {
-    "n": _int("runs", "Runs that succeeded."),
-    "n_failed": _int("runs", "Runs whose cell failed."),
+    "n": _int("runs", "Runs that succeeded: server starts."),
+    "n_repeats": _int(
+        "repeats", "Repeats that succeeded: more than `n` where several were measured on one running server."
+    ),
+    "n_failed": _int("runs", "Runs whose cell failed or was broken off."),
     "requests": _int("requests", "Requests sent in the runs that succeeded."),
     "requests_ok": _int("requests", "Requests of these runs that succeeded."),
     "window": _text("Window of the throughput: `steady`, or `full` when a run's steady window is too short."),
@@ -259,7 +272,8 @@ ACCEPTANCE: Mapping[str, Column] = {
 }
 
 METRIC: Mapping[str, Column] = {
-    name: Column(*definition) for name, definition in {**definitions.CELL, **definitions.SERVER_LOAD}.items()
+    name: Column(*definition)
+    for name, definition in {**definitions.CELL, **definitions.CLIENT, **definitions.SERVER_LOAD}.items()
 }
 REQUEST: Mapping[str, Column] = {name: Column(*definition) for name, definition in definitions.REQUEST.items()}
 
@@ -290,7 +304,7 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
 
 ABOUT: Mapping[str, str] = {
     "cells": "One row a cell (server x workload x load x repeat), failed ones included.",
-    "runs": "One row a run: a fresh server start, the unit of the statistics.",
+    "runs": "One row a server start, the unit of the statistics: a run, or all repeats on an endpoint that ran on.",
     "speedup": "One row a configuration and baseline: the ratio of throughputs and the factors whose product it is.",
     "acceptance": "One row a cell and depth: how deep drafts were accepted.",
     "budget": "One row a configuration: means over its runs, and how the best of a sweep does in repeats left out.",
@@ -333,7 +347,8 @@ def document() -> str:
         "Made by `python -m ddtree_bench generate`; do not edit.",
         "",
         'CSV, UTF-8, one unit a column, empty for "not available". Intervals are two-sided 95 % t-intervals over runs',
-        "(fresh server starts), on the log scale for ratios; there is none below 3 runs.",
+        "(fresh server starts), on the log scale for ratios; there is none below 3 runs. Repeats on one running",
+        "server, as of an external endpoint, count as one run.",
     ]
     for table, known in TABLES.items():
         parts += ["", f"## {table}", "", ABOUT[table], "", "| column | type | unit | meaning |", "|---|---|---|---|"]

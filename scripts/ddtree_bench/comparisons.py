@@ -64,6 +64,25 @@ def complete(cells: pd.DataFrame) -> pd.DataFrame:
     return good[good["requests_ok"] == good["requests"]]
 
 
+def n_starts(cells: pd.DataFrame) -> int:
+    """Count the server starts behind cells of one configuration: repeats on one running server are one run."""
+    return int(cells["start_id"].nunique(dropna=False))
+
+
+def over_starts(cells: pd.DataFrame, values: pd.Series) -> stats.Interval:
+    """Mean of a configuration over server starts, with its interval.
+
+    Parameters
+    ----------
+    cells : DataFrame, n rows
+        Rows of the cells table, of one configuration.
+    values : Series, shape (n,)
+        A value a cell, NaN for none. Those of one start count as one run, their mean: between repeats on one running
+        server nothing of what differs between starts can be seen.
+    """
+    return stats.mean_interval(values.astype(float).groupby(cells["start_id"].to_numpy(), dropna=False).mean())
+
+
 def window_of(*frames: pd.DataFrame) -> str:
     """`steady` when every cell of the frames has a steady window long enough to be used, else `full`."""
     return "steady" if all((frame["throughput_window"] == "steady").all() for frame in frames) else "full"

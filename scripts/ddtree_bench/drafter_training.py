@@ -240,8 +240,3 @@ def _data_digest(settings: Training, root: Path) -> str:
         "files": sorted([path.name, sha256(path)] for path in files),
     }
     return keys.digest(identity)
-
-
-def local_hosts(project: Project) -> dict[str, int]:
-    """The resources that keep a training from running beside a measurement on this machine."""
-    return {f"host_{name}": 1 for name in project.plan.targets if project.config.targets[name].launcher == "local"}

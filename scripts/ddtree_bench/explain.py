@@ -8,6 +8,7 @@ from typing import Any
 from ddtree_bench import keys
 from ddtree_bench.plan import Cell
 from ddtree_bench.project import Project
+from ddtree_bench.record_status import reason_of, timed_out
 from ddtree_bench.records.store import Store
 from ddtree_bench.status import CellStatus, cell_statuses
 
@@ -21,11 +22,12 @@ def explain(project: Project) -> str:
 def _reason(status: CellStatus, known: Sequence[Mapping[str, str]]) -> str:
     if status.attempt is None:
         return f"to be measured: {_what_is_new(status.cell, known)}"
-    if status.attempt.failed:
-        return f"cached as failed: {status.attempt.record['reason']}"
-    if status.attempt.aborted:
-        return f"cached as broken off: {status.attempt.aborted}"
-    return f"cached: attempt {status.attempt.record['attempt']} of {status.attempt.record['ended_at']}"
+    record = status.attempt.record
+    if status.state != "cached":
+        words = {"failed": "failed", "aborted": "broken off"}
+        return f"cached as {words[status.state]}: {reason_of(record)}"
+    late = f", {timed_out(record)} requests timed out" if timed_out(record) else ""
+    return f"cached: attempt {record['attempt']} of {record['ended_at']}{late}"
 
 
 def _known_identities(store: Store) -> list[dict[str, str]]:

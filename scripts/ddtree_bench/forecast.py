@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,53 +17,80 @@ from rich.table import Table
 from ddtree_bench import stats
 from ddtree_bench.comparisons import Named
 from ddtree_bench.outputs import named_comparisons
-from ddtree_bench.plan import Server
+from ddtree_bench.plan import Cell, Server
 from ddtree_bench.project import Project
+from ddtree_bench.record_status import status_of
 from ddtree_bench.records.store import Store
 from ddtree_bench.status import CellStatus, cell_statuses
 
 TABLE_WIDTH = 160
 
+STATES = ("cached", "aborted", "failed")
+"""What the store may have of a cell, a column each."""
+
 ASSUMED_RUN_SD = 0.03
 """Relative standard deviation between runs that the detectable effects are given for."""
 
 
+Kind = tuple[str, str]
+"""Target and method: what servers are taken to be alike by."""
+
+IN_FLIGHT_S = 1.0
+"""A request is taken to last at least as long, so an open loop with fewer than rate x this in flight is bounded."""
+
+
 @dataclass(frozen=True)
 class History:
-    """Seconds of earlier starts and of earlier cells per request, by target and method."""
+    """Seconds of earlier starts by kind, and of closed loops per request by kind and concurrency."""
 
-    start_s: dict[tuple[str, str], float]
-    request_s: dict[tuple[str, str], float]
+    start_s: dict[Kind, float]
+    request_s: dict[Kind, dict[int, float]]
 
     def seconds(self, missing: Sequence[CellStatus]) -> float | None:
         """Return the time for missing cells, each server started once a repeat; None without a precedent."""
         starts = {(status.cell.server, status.cell.repeat) for status in missing}
-        if any(_kind(server) not in self.start_s for server, _ in starts):
+        parts = [self.start_s.get(_kind(server)) for server, _ in starts]
+        parts += [self._cell_seconds(status.cell) for status in missing]
+        known = [seconds for seconds in parts if seconds is not None]
+        return sum(known) if len(known) == len(parts) else None
+
+    def _cell_seconds(self, cell: Cell) -> float | None:
+        """An open loop lasts as long as requests arrive; a closed one as at the nearest concurrency that was measured.
+
+        Nearest by ratio; of two equally near the smaller, which is the slower.
+        """
+        if cell.load.rate is not None:
+            return cell.workload.n_prompts / cell.load.rate
+        measured = self.request_s.get(_kind(cell.server))
+        if not measured:
             return None
-        starting = sum(self.start_s[_kind(server)] for server, _ in starts)
-        measuring = sum(self.request_s[_kind(s.cell.server)] * s.cell.workload.n_prompts for s in missing)
-        return starting + measuring
+        nearest = min(sorted(measured), key=lambda c: abs(math.log(c / cell.load.concurrency)))
+        return measured[nearest] * cell.workload.n_prompts
 
 
-def _kind(server: Server) -> tuple[str, str]:
+def _kind(server: Server) -> Kind:
     return server.target, server.method
 
 
 def history(store: Store) -> History:
-    """Average what the store's records say about starts and cells."""
-    starts: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    requests: dict[tuple[str, str], list[float]] = defaultdict(list)
+    """Average what the store's records say about starts and cells that were measured to their end."""
+    starts: dict[Kind, dict[str, float]] = defaultdict(dict)
+    requests: dict[Kind, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in (attempt.record for attempt in store.readable()):
-        if record["status"] != "ok":
+        if status_of(record) != "ok":
             continue
         server = record["identity"]["server"]
         kind = (server["target"], server["method"])
-        starts[kind][record["start_id"]] = record["ready_s"] + record["warmup"]["seconds"]
-        duration = datetime.fromisoformat(record["ended_at"]) - datetime.fromisoformat(record["started_at"])
-        requests[kind].append(duration.total_seconds() / record["identity"]["workload"]["n_prompts"])
+        # An external endpoint was ready before.
+        starts[kind][record["start_id"]] = (record["ready_s"] or 0.0) + record["warmup"].get("seconds", 0.0)
+        load = record["identity"]["load"]
+        if load.get("rate") is None:
+            duration = datetime.fromisoformat(record["ended_at"]) - datetime.fromisoformat(record["started_at"])
+            seconds = duration.total_seconds() / record["identity"]["workload"]["n_prompts"]
+            requests[kind][load["concurrency"]].append(seconds)
     return History(
         {kind: fmean(values.values()) for kind, values in starts.items()},
-        {kind: fmean(values) for kind, values in requests.items()},
+        {kind: {c: fmean(values) for c, values in found.items()} for kind, found in requests.items()},
     )
 
 
@@ -81,13 +109,13 @@ def forecast(project: Project) -> str:
         known = f"about {seconds / 60:.1f} min, from earlier runs" if seconds is not None else "unknown: no earlier run"
         lines.append(f"time: {known}")
     lines.append(_power(project))
-    lines += _unplanned_comparisons(project)
+    lines += _unplanned_comparisons(project) + _bounded_open_loops(project)
     return "\n".join(lines)
 
 
 def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
     table = Table()
-    for head in ("target", "server", "verify width", "workloads", "loads", "repeats", "cells", "cached", "failed"):
+    for head in ("target", "server", "verify width", "workloads", "loads", "repeats", "cells", *STATES):
         table.add_column(head, no_wrap=head in ("target", "server"))
     for server in project.plan.servers:
         own = [status for status in statuses if status.cell.server == server]
@@ -99,8 +127,7 @@ def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:
             ", ".join(dict.fromkeys(s.cell.load.name for s in own)),
             str(project.config.repeats),
             str(len(own)),
-            str(sum(s.state == "cached" for s in own)),
-            str(sum(s.state == "failed" for s in own)),
+            *(str(sum(s.state == state for s in own)) for state in STATES),
         )
     text = StringIO()
     Console(file=text, width=TABLE_WIDTH).print(table)
@@ -119,6 +146,18 @@ def _unplanned_comparisons(project: Project) -> list[str]:
             named = " ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
             lines.append(f"warning: comparisons[{index}]: {named} against {comparison.baseline} is not in the sweep")
     return lines
+
+
+def _bounded_open_loops(project: Project) -> list[str]:
+    """Name the open loops that so few requests in flight hold back, so that they are hardly open."""
+    loads = dict.fromkeys(cell.load for cell in project.plan.cells if cell.load.rate is not None)
+    return [
+        f"warning: {load.name}: with at most {load.concurrency} in flight, {load.rate:g} requests/s are held back as "
+        f"soon as one takes longer than {load.concurrency / load.rate:.2g} s; raise the concurrency beside this rate, "
+        "or leave it out"
+        for load in loads
+        if load.rate is not None and load.concurrency < load.rate * IN_FLIGHT_S
+    ]
 
 
 def _tests(project: Project, named: Sequence[Named]) -> int:

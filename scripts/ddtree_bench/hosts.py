@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench.config.checks import SECRET_KEY
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.plan import EXTERNAL, Server
@@ -97,7 +98,7 @@ def probe_now(
     """Probe a target now with the models that an engine serves there."""
     servers = [s for s in project.plan.servers if (s.target, s.engine) == (target, engine)]
     if servers[0].external:
-        known = endpoint.record(external_endpoint(project, servers[0]), target)
+        known = endpoint_now(project, servers[0])
         names = {name for s in servers for name in (s.model.name, s.drafter.name if s.drafter else None) if name}
         return endpoint_record(engine, known, sorted(names), host_facts.facts({}))
     models = {
@@ -107,6 +108,18 @@ def probe_now(
         for server in servers
     }
     return probe(launcher, receipt["python"], engine, list(models.values()))
+
+
+def endpoint_now(project: Project, server: Server) -> dict[str, Any]:
+    """Return what is known of an external endpoint now, and what this project does to it. Raises TargetError."""
+    known = endpoint.record(external_endpoint(project, server), server.target)
+    return {**known, "flush_cache": project.config.targets[server.target].flush_cache}
+
+
+def secret_values(project: Project, target: str) -> tuple[str, ...]:
+    """Return the values of the variables with secrets that a target's servers get: nothing of them is recorded."""
+    names = (name for name in project.config.targets[target].pass_env if SECRET_KEY.search(name))
+    return tuple(os.environ[name] for name in names if name in os.environ)
 
 
 def confirm_deployment(

@@ -12,10 +12,13 @@ import pandas as pd
 from ddtree_bench.comparisons import Named
 from ddtree_bench.config import Config
 from ddtree_bench.figures import FIGURES
+from ddtree_bench.load.tokenizer import Tokenizer, TokenizerError, file_of
 from ddtree_bench.metrics import Slos
 from ddtree_bench.project import Project, git_commit
+from ddtree_bench.records.files import sha256_file
 from ddtree_bench.report import ReportContext, write_report
-from ddtree_bench.tables import TABLES, build_tables
+from ddtree_bench.table_rows import Counting
+from ddtree_bench.tables import TABLES, Counted, TablesError, build_tables
 
 SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
 
@@ -23,7 +26,17 @@ SOFTWARE = ("snakemake", "pandas", "scipy", "seaborn", "matplotlib", "requests")
 def make_tables(project: Project, views: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """Return the tables of the views, with the comparisons that the configuration names beforehand."""
     slos = {name: Slos(**work.slos.model_dump()) for name, work in project.config.workloads.items() if work.slos}
-    return build_tables(views, project.folders.store, named_comparisons(project.config), slos)
+    return build_tables(views, project.folders.store, named_comparisons(project.config), slos, _countings(project))
+
+
+def _countings(project: Project) -> dict[Counted, Counting]:
+    """The tokenizers of the planned servers' models. Raises TablesError when one cannot be read."""
+    paths = {server: path for server in project.plan.servers if (path := project.tokenizer_path(server))}
+    try:
+        read = {path: Counting(Tokenizer.from_path(path), sha256_file(file_of(path))) for path in set(paths.values())}
+    except TokenizerError as error:
+        raise TablesError(f"models.<name>.tokenizer: {error}") from error
+    return {(server.target, server.model.name, server.model.revision): read[path] for server, path in paths.items()}
 
 
 def named_comparisons(config: Config) -> list[Named]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ddtree_bench import keys
-from ddtree_bench.config.cell_prompts import cell_prompts
 from ddtree_bench.config.load import ConfigError
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import Coordinates
+from ddtree_bench.load.cell_prompts import cell_prompts
 from ddtree_bench.load.prompts import prompt_set_sha256
 from ddtree_bench.load.prompts import read as read_prompts
 
@@ -129,7 +129,9 @@ class Load:
         """The load's part of a view's file name."""
         if self.rate is None:
             return f"c{self.concurrency}"
-        return f"q{self.rate:g}{'k' if self.arrivals == 'constant' else ''}-c{self.concurrency}"
+        # The exact number: two rates must never share a file.
+        rate = repr(self.rate).removesuffix(".0")
+        return f"q{rate}{'k' if self.arrivals == 'constant' else ''}-c{self.concurrency}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Cell:
             "protocol": keys.PROTOCOL,
             "server": self.server.identity,
             "workload": self.workload.identity,
-            "load": asdict(self.load),
+            "load": self._load_identity,
             "warmup": self.warmup.identity,
             "repeat": self.repeat,
         }
@@ -174,6 +176,11 @@ class Cell:
     def key(self) -> str:
         """The plan key, 64 hex digits."""
         return keys.digest(self.identity)
+
+    @property
+    def _load_identity(self) -> dict[str, Any]:
+        drawn = {"arrival_seed": self.arrival_seed} if self.load.kind == "open" else {}
+        return asdict(self.load) | drawn
 
     @property
     def arrival_seed(self) -> int:

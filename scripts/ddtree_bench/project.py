@@ -6,13 +6,16 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ddtree_bench import keys, plan
 from ddtree_bench.config import Config, validate
 from ddtree_bench.environments import environment_key, python_tag
+from ddtree_bench.load.tokenizer import file_of
 from ddtree_bench.plan import Plan, Run, Server
+from ddtree_bench.records.files import sha256_file
 
 Report = Callable[[str], None]
 """Takes a line that tells people how far a command is."""
@@ -78,6 +81,13 @@ class Project:
         """The probed record of a target."""
         return self.folders.results / "targets" / f"{target}.json"
 
+    def endpoint_keys(self, target: str) -> str:
+        """What the configuration says of an external endpoint that its record depends on, as JSON; "" of others."""
+        spec = self.config.targets[target]
+        if spec.launcher != "external":
+            return ""
+        return keys.canonical({name: getattr(spec, name) for name in ("url", "served_model", "flush_cache")})
+
     def deploy_root(self, target: str) -> str:
         """The folder on the target that holds deployed environments."""
         configured = self.config.targets[target].root
@@ -107,13 +117,18 @@ class Project:
         """The views of a run's cells."""
         return [str(self.folders.results / cell.view) for cell in run.cells]
 
-    @property
+    @cached_property
     def tables_plan(self) -> str:
         """Path, below the results folder, of the list of what the tables hold; its name changes with the plan."""
         comparisons = [comparison.model_dump() for comparison in self.config.comparisons]
         slos = {name: work.slos.model_dump() for name, work in self.config.workloads.items() if work.slos}
         views = [cell.view for cell in self.plan.cells]
-        digest = keys.digest([views, comparisons, self.config.description, slos])
+        tokenizers = {
+            server.key: sha256_file(file_of(path))
+            for server in self.plan.servers
+            if (path := self.tokenizer_path(server)) is not None
+        }
+        digest = keys.digest([views, comparisons, self.config.description, slos, tokenizers])
         return f"tables/plan.{keys.short(digest)}.json"
 
     def all_views(self) -> list[str]:

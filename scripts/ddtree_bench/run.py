@@ -1,10 +1,11 @@
-"""A run: under the target's lease, the cells that the store lacks on a server started afresh; then the views."""
+"""A run: under its leases, the cells that the store lacks on a server started afresh; then the views."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from ddtree_bench.client_machine import client_lease
 from ddtree_bench.hosts import (
     confirm_deployment,
     confirm_host,
@@ -15,6 +16,7 @@ from ddtree_bench.hosts import (
 )
 from ddtree_bench.plan import Cell, Run
 from ddtree_bench.project import Project, Report
+from ddtree_bench.record_status import to_retry
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import write_run_views
 from ddtree_bench.run_start import RunStart
@@ -43,23 +45,27 @@ def _attempts(
 ) -> dict[Cell, Attempt]:
     """Return what the store has of a run's cells on a host.
 
-    Attempts that failed or were broken off do not count while they are retried.
+    Attempts that `retry_failed` is for (record_status.to_retry) do not count while they are retried.
     """
     if not knows_models(host, run.server):
         return {}
     key = server_host_key(host, run.server)
     retried = project.config.retry_failed if retry is None else retry
     found = {cell: attempt for cell in run.cells if (attempt := store.latest(cell.key, key))}
-    return {cell: attempt for cell, attempt in found.items() if not (retried and (attempt.failed or attempt.aborted))}
+    return {cell: attempt for cell, attempt in found.items() if not (retried and to_retry(attempt.record))}
 
 
 def _measure_missing(
     project: Project, run: Run, store: Store, interruption: Interruption, report: Report
 ) -> dict[Cell, Attempt]:
-    launcher = target_launcher(project, run.server.target)
-    with launcher.acquire(run.name, project.config.targets[run.server.target].lease_wait_s, report):
+    target = run.server.target
+    launcher = target_launcher(project, target)
+    with (
+        launcher.acquire(run.name, project.config.targets[target].lease_wait_s, report),
+        client_lease(project, target, run.name, report),
+    ):
         store.check_writable()
-        receipt = confirm_deployment(project, launcher, run.server.target, run.server.engine, report)
+        receipt = confirm_deployment(project, launcher, target, run.server.engine, report)
         host = confirm_host(project, launcher, run.server, receipt)
         # Somebody else may have measured these cells into a shared store while this run waited for the target.
         present = _attempts(project, run, store, host)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench import keys
 from ddtree_bench.config.models import Target
 from ddtree_bench.hosts import external_endpoint
 from ddtree_bench.load.bodies import PATHS, request_body
@@ -16,7 +17,9 @@ from ddtree_bench.plan import Server, Workload
 from ddtree_bench.project import Project
 from ddtree_bench.servers.command_line import Place, served_model_name
 from ddtree_bench.servers.endpoint import Endpoint, see_answer
+from ddtree_bench.servers.own_words import kept
 from ddtree_bench.servers.start import start_server
+from ddtree_bench.targets.external import endpoint_of
 from ddtree_bench.targets.launcher import Launcher
 
 FIRST_PROMPT = Prompt("first", 1, "first", "The sky is")
@@ -27,8 +30,10 @@ FIRST_TOKENS = 4
 class Start:
     """One start of a server: its name, where it is reached once it is ready, and what it said and cost until then.
 
-    `read_back` says which parts of an external endpoint's launch configuration its own words confirm; None of a server
-    that was started here, of which all must agree.
+    `server_info` is what may be recorded of what it said. An external endpoint's start is that of its server, not of
+    the run: `start_id` stays the same as long as it runs on, what it cost is not known, and `started` is what it tells
+    of it. `read_back` says which parts of its launch configuration its own words confirm; of a server that was started
+    here all must agree.
     """
 
     start_id: str
@@ -36,6 +41,7 @@ class Start:
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("", "", {}))
     ready_s: float | None = None
     server_info: Mapping[str, Any] | None = None
+    started: str | None = None
     read_back: Mapping[str, Any] | None = None
     warmup: Mapping[str, Any] | None = None
 
@@ -70,15 +76,15 @@ def start_planned(
         env=passed_environment(target),
     )
     endpoint = Endpoint(launcher.base_url(), served_model_name(server), {})
-    return replace(start, endpoint=endpoint, ready_s=ready.seconds, server_info=ready.server_info)
+    return replace(start, endpoint=endpoint, ready_s=ready.seconds, server_info=kept(ready.server_info))
 
 
 def meet_external(
-    project: Project, server: Server, workload: Workload, start: Start, report: Callable[[str], None]
+    project: Project, server: Server, workload: Workload, start: Start, host_key: str, report: Callable[[str], None]
 ) -> Start:
     """See that an external endpoint answers a completion of a workload's kind and is what was planned.
 
-    Raises TargetError, WrongServer among them.
+    `host_key` is that of the record that it agrees with. Raises TargetError, WrongServer among them.
     """
     endpoint = external_endpoint(project, server)
     short = replace(workload, max_tokens=FIRST_TOKENS)
@@ -93,6 +99,14 @@ def meet_external(
         progress=report,
     )
     read_back = {"confirmed": list(answered.confirmed), "not_confirmed": list(answered.not_confirmed)}
-    return replace(
-        start, endpoint=endpoint, ready_s=answered.seconds, server_info=answered.server_info, read_back=read_back
-    )
+    info = None if answered.server_info is None else kept(answered.server_info)
+    told = replace(start, endpoint=endpoint, server_info=info, read_back=read_back, started=answered.started)
+    return replace(told, start_id=external_start_id(endpoint.base_url, host_key, answered.started))
+
+
+def external_start_id(url: str, host_key: str, started: str | None) -> str:
+    """Return the id of the start that an endpoint runs on: its own, or as long as it tells none, one for all runs.
+
+    Repeats on one running server are so known as what they are: no fresh starts.
+    """
+    return keys.digest([endpoint_of(url), host_key, started])[:12]

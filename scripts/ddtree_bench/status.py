@@ -11,10 +11,11 @@ from typing import Any, Literal
 from ddtree_bench.hosts import knows_models, read_host, server_host_key
 from ddtree_bench.plan import Cell, Run
 from ddtree_bench.project import Project
+from ddtree_bench.record_status import reason_of, status_of, timed_out, to_retry
 from ddtree_bench.records.store import Attempt, Store
 from ddtree_bench.records.views import read_view
 
-State = Literal["cached", "failed", "missing"]
+State = Literal["cached", "aborted", "failed", "missing"]
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class CellStatus:
 
     @property
     def state(self) -> State:
-        """cached, failed (kept as a result) or missing."""
+        """cached, aborted or failed (kept as results), or missing."""
         if self.attempt is None:
             return "missing"
-        return "failed" if self.attempt.failed else "cached"
+        status = status_of(self.attempt.record)
+        return "cached" if status == "ok" else status
 
 
 def host_keys(project: Project) -> dict[str, str]:
@@ -61,12 +63,10 @@ def summary(project: Project) -> str:
             counts["absent"] += 1
             continue
         view = read_view(path)
-        counts[view["status"]] += 1
-        if view["status"] != "ok":
-            warnings.append(f"warning: failed cell {path}: {view['reason']}")
-        elif view.get("aborted"):
-            warnings.append(f"warning: cell broken off {path}: {view['aborted']}")
-    numbers = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "absent") if counts[state])
+        counts[status_of(view)] += 1
+        if to_retry(view):
+            warnings.append(f"warning: {_trouble(view)} {path}{_why(view)}")
+    numbers = ", ".join(f"{counts[state]} {state}" for state in ("ok", "aborted", "failed", "absent") if counts[state])
     lines = [f"cells: {numbers or 'none'}"]
     lines += warnings
     if warnings:
@@ -77,18 +77,24 @@ def summary(project: Project) -> str:
     return "\n".join(lines)
 
 
+def _trouble(view: Mapping[str, Any]) -> str:
+    words = {"failed": "failed cell", "aborted": "cell broken off"}
+    return words.get(status_of(view)) or f"{timed_out(view)} requests timed out in cell"
+
+
+def _why(view: Mapping[str, Any]) -> str:
+    reason = reason_of(view)
+    return f": {reason}" if reason else ""
+
+
 def runs_with_failures(project: Project) -> frozenset[Run]:
-    """Return the runs of which a view says that a cell failed or was broken off."""
+    """Return the runs of which a view says that `retry_failed` is for it (record_status.to_retry)."""
     return frozenset(
         run
         for run in project.plan.runs
         for path in map(Path, project.views(run))
-        if path.exists() and _is_retried(read_view(path))
+        if path.exists() and to_retry(read_view(path))
     )
-
-
-def _is_retried(view: Mapping[str, Any]) -> bool:
-    return view["status"] != "ok" or bool(view.get("aborted"))
 
 
 def prune(project: Project) -> list[Path]:

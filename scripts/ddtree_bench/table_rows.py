@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
 from ddtree_bench import columns, keys, metrics
 from ddtree_bench.load import requests_table, server_samples
+from ddtree_bench.load.tokenizer import Tokenizer
 from ddtree_bench.metrics import Slos
 from ddtree_bench.metrics.checks import Check, Checked, checks
 from ddtree_bench.metrics.client_health import health
 from ddtree_bench.metrics.parsed import Request
-from ddtree_bench.plan import Load
+from ddtree_bench.metrics.recount import recounted
+from ddtree_bench.plan import EXTERNAL, Load
+from ddtree_bench.record_status import Status, reason_of, status_of
 from ddtree_bench.records.store import REQUESTS, SERVER_SAMPLES
 from ddtree_bench.targets.probe import host_key
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The tokenizer that counts a model's answers, and the digest of its file (64 hex digits)."""
+
+    tokenizer: Tokenizer
+    sha256: str
+
 
 CLIENT_HEALTHY = "client_healthy"
 """The column, and the name of the check."""
@@ -103,26 +116,33 @@ def counted(record: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]
 
 
 def add_cell(
-    rows: dict[str, list[dict[str, Any]]], record: Mapping[str, Any], folder: Path, slos: Slos | None = None
+    rows: dict[str, list[dict[str, Any]]],
+    record: Mapping[str, Any],
+    folder: Path,
+    slos: Slos | None = None,
+    counting: Counting | None = None,
 ) -> None:
     """Add a cell's rows: its metrics and acceptance when it succeeded, its requests whenever there are any.
 
-    `rows` has the lists `cells`, `acceptance` and `requests`; `folder` holds the raw data of the record.
+    `rows` has the lists `cells`, `acceptance` and `requests`; `folder` holds the raw data of the record; `counting`
+    counts the tokens of its answers where the server did not.
     """
     cell = _cell_columns(record) | {name: record[name] for name in columns.CELL if name in record}
-    if record.get("aborted") and record["status"] == "ok":
-        cell |= {"status": "aborted", "reason": record["aborted"]}
+    status = status_of(record)
+    cell |= {"status": status, "reason": reason_of(record), "tokenizer_sha256": counting.sha256 if counting else None}
     rows["cells"].append(cell)
     path = folder / REQUESTS
     if not path.exists():
         return
     requests = requests_table.read(path)
+    if counting:
+        requests = recounted(requests, counting.tokenizer)
     parsed = metrics.parse(requests)
     key = {name: cell[name] for name in (*columns.DETAIL_KEY, "plan_key")}
     rows["requests"] += [key | row for row in metrics.request_metrics(parsed).to_dict("records")]
-    if record["status"] == "ok":
+    if status != "failed":
         cell |= _measured(record, requests, parsed, _samples(folder), slos)
-    if cell["status"] == "ok":
+    if status == "ok":
         rows["acceptance"] += [key | row for row in metrics.acceptance_by_depth(parsed).to_dict("records")]
 
 
@@ -135,19 +155,21 @@ def _measured(
 ) -> dict[str, Any]:
     """The metrics of a cell that succeeded, and whether they hold together."""
     load, method = _load(record["identity"]["load"]), _method(record)
-    found = metrics.cell_metrics(parsed, load, method, slos)
     values, missing = counted(record)
+    found = metrics.cell_metrics(parsed, load, method, slos, values.get("retractions_total"))
     planned = record.get("planned", len(requests))
     rows = [one.row for one in parsed]
     judged = checks(Checked(rows, found, load, method, samples, values, missing, planned))
-    healthy = health(requests, record.get("client") or {}, load).ok
-    failed = [check.name for check in judged if check.ok is False] + [CLIENT_HEALTHY] * (healthy is False)
+    own = health(parsed, record.get("client") or {}, load, slos, cell=found)
+    failed = [check.name for check in judged if check.ok is False] + [CLIENT_HEALTHY] * (own.ok is False)
     return {
         **found,
         **metrics.server_load(samples),
         "answered_sha256": _answered(requests),
         "counter_mismatch": _mismatch(judged),
-        CLIENT_HEALTHY: healthy,
+        CLIENT_HEALTHY: own.ok,
+        "client_event_lag_p99_s": own.event_lag_s["p99"],
+        "client_send_late_p99_s": own.send_late_s["p99"],
         "checks_failed": " ".join(failed) or None,
     }
 
@@ -192,15 +214,18 @@ def _run_row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "repeat": first["identity"]["repeat"],
         "block": first["block"],
         "start_id": first["start_id"],
-        "start_status": "ok" if first.get("ready_s") is not None else "failed",
+        "start_status": "ok" if first.get("ready_s") is not None or _external(first) else "failed",
         "ready_s": first.get("ready_s"),
         "started_at": first["started_at"],
         "ended_at": max(str(record["ended_at"]) for record in records),
-        "cells_ok": sum(record["status"] == "ok" for record in records),
-        "cells_failed": sum(record["status"] != "ok" for record in records),
+        **{f"cells_{name}": sum(status_of(record) == name for record in records) for name in get_args(Status)},
         **_read_back(first),
         **_host_columns(first["host"]),
     }
+
+
+def _external(record: Mapping[str, Any]) -> bool:
+    return bool(record["identity"]["server"]["environment"] == EXTERNAL)
 
 
 def _host_columns(host: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from ddtree_bench.metrics import Slos
 from ddtree_bench.records.files import sha256_file
 from ddtree_bench.records.store import REQUESTS, StoreError, read_attempt
 from ddtree_bench.records.views import read_view
-from ddtree_bench.table_rows import add_cell, run_rows
+from ddtree_bench.table_rows import Counting, add_cell, run_rows
 
 TABLES = ("cells", "runs", "speedup", "acceptance", "budget", "crossovers", "requests")
 SIGNIFICANT_DIGITS = 12
 PANDAS_TYPES = {"text": "object", "int": "Int64", "float": "float64", "bool": "boolean"}
+
+Counted = tuple[str, str, str]
+"""Whose answers a tokenizer counts: target, model, revision."""
 
 
 class TablesError(ValueError):
@@ -35,6 +38,7 @@ def build_tables(
     store: Path,
     named: Sequence[comparisons.Named] = (),
     slos: Mapping[str, Slos] | None = None,
+    countings: Mapping[Counted, Counting] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of `TABLES` for the given views.
 
@@ -48,6 +52,8 @@ def build_tables(
         Comparisons that were named before measuring; Holm's correction runs over these.
     slos : mapping, optional
         The service level objectives of each workload that has some, by its name.
+    countings : mapping, optional
+        What counts the tokens of answers where the server did not, by target, model and revision.
 
     Raises
     ------
@@ -66,7 +72,8 @@ def build_tables(
     _require_distinct([(path, view) for path, view in contents if "entry" in view])
     rows: dict[str, list[dict[str, Any]]] = {"cells": [], "acceptance": [], "requests": []}
     for record, folder in records:
-        add_cell(rows, record, folder, (slos or {}).get(record["labels"]["workload"]))
+        counting = (countings or {}).get(_counted(record))
+        add_cell(rows, record, folder, (slos or {}).get(record["labels"]["workload"]), counting)
     rows["runs"] = run_rows([record for record, _ in records])
     frames = {name: typed(found, name) for name, found in rows.items()}
     answers = Answers(frames["requests"], _reader({record["plan_key"]: folder for record, folder in records}))
@@ -75,6 +82,11 @@ def build_tables(
     crossings = crossovers.crossover_rows(frames["cells"], frames["speedup"], frames["requests"])
     frames["crossovers"] = typed(crossings, "crossovers")
     return {name: frames[name] for name in TABLES}
+
+
+def _counted(record: Mapping[str, Any]) -> Counted:
+    server = record["identity"]["server"]
+    return server["target"], server["model"]["name"], server["model"]["revision"]
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:

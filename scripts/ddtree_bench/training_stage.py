@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import TextIO, cast
 
+from ddtree_bench.client_machine import training_lease
+from ddtree_bench.drafter_training import DrafterTraining
+from ddtree_bench.project import Project
 from ddtree_bench.targets.lifeline import Interrupted, Interruption, tied_to_ancestors
 
 
@@ -31,10 +34,11 @@ class Tee:
 
 
 @contextmanager
-def training_stage(log: Path | str, folder: Path) -> Iterator[None]:
-    """Within the block this process has `folder` to itself, and what it prints goes to `log` too.
+def training_stage(log: Path | str, project: Project, stage: str) -> Iterator[None]:
+    """Within the block this process has the training's folder to itself, and what it prints goes to `log` too.
 
-    It waits for a process of an earlier, killed workflow that is still ending. When this workflow is killed or
+    It waits for a process of an earlier, killed workflow that is still ending, and for whoever measures on this
+    machine, longer than `lease_wait_s` for nobody (TargetBusy). When this workflow is killed or
     interrupted, the block ends, and the process with the status of a shell. Enter it in the main thread.
     """
     path = Path(log)
@@ -43,7 +47,8 @@ def training_stage(log: Path | str, folder: Path) -> Iterator[None]:
         stack.enter_context(redirect_stdout(cast(TextIO, Tee(sys.stdout, file))))
         stack.enter_context(redirect_stderr(cast(TextIO, Tee(sys.stderr, file))))
         try:
-            with Interruption(), tied_to_ancestors(), _alone(folder):
+            folder = DrafterTraining.of(project).folder
+            with Interruption(), tied_to_ancestors(), _alone(folder), training_lease(project, stage, _say):
                 yield
         except Interrupted as interrupted:
             print(interrupted, file=sys.stderr)
@@ -53,6 +58,10 @@ def training_stage(log: Path | str, folder: Path) -> Iterator[None]:
             raise
 
 
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +69,6 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{folder}: waiting for another process that trains there to end", file=sys.stderr)
+            _say(f"{folder}: waiting for another process that trains there to end")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 _END = b"0\r\n\r\n"
 _PIECE = 65536
+_SO_TIMESTAMPNS = 35
+_ANCILLARY = socket.CMSG_SPACE(16)
 
 
 def connect(url: str, users: int) -> list[socket.socket]:
@@ -23,15 +25,23 @@ def connect(url: str, users: int) -> list[socket.socket]:
     return connections
 
 
-def read_with_epoll(url: str, requests: Sequence[Sequence[bytes]], stagger_s: float) -> float:
-    """One thread for all connections: send each user's requests one after another; return the CPU seconds it took."""
+def read_with_epoll(url: str, requests: Sequence[Sequence[bytes]], stagger_s: float, record: bool = False) -> float:
+    """One thread for all connections: send each user's requests one after another; return the CPU seconds it took.
+
+    With `record` it asks for the kernel's stamp of every read and keeps this and the bytes, as a client has to that is
+    to know what it read and how late.
+    """
     connections = connect(url, len(requests))
+    if record:
+        for connection in connections:
+            connection.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     cpu = time.process_time()
     epoll, by_fd = select.epoll(), {connection.fileno(): connection for connection in connections}
     waiting = {
         connection.fileno(): list(reversed(texts)) for connection, texts in zip(connections, requests, strict=True)
     }
     stamps: list[float] = []
+    kept: list[tuple[bytes, bytes]] = []
     starting, began, in_flight = list(reversed(connections)), time.perf_counter(), 0
     while starting or in_flight:
         due = began + (len(connections) - len(starting)) * stagger_s
@@ -42,8 +52,13 @@ def read_with_epoll(url: str, requests: Sequence[Sequence[bytes]], stagger_s: fl
             in_flight += 1
             continue
         for fd, _ in epoll.poll(max(0.0, due - time.perf_counter()) if starting else None):
-            piece = by_fd[fd].recv(_PIECE)
-            stamps.append(time.perf_counter())
+            if record:
+                piece, ancillary, _, _ = by_fd[fd].recvmsg(_PIECE, _ANCILLARY)
+                stamps.append(time.perf_counter())
+                kept.append((piece, ancillary[0][2] if ancillary else b""))
+            else:
+                piece = by_fd[fd].recv(_PIECE)
+                stamps.append(time.perf_counter())
             if piece.endswith(_END):
                 if waiting[fd]:
                     by_fd[fd].sendall(waiting[fd].pop())

@@ -13,10 +13,10 @@ import sys
 
 from rich.console import Console
 
-from ddtree_bench.calibrate_command import WIDTH, table, within_limits
 from ddtree_bench.load.calibration.process import calibration_server
 from ddtree_bench.load.calibration.schedule import Schedule
 from ddtree_bench.load.calibration.trial import calibrate
+from ddtree_bench.measuring.calibrate_command import WIDTH, table, within_limits
 
 
 def main() -> int:

@@ -154,10 +154,10 @@ def by_number(scripts: Sequence[Script]) -> Callable[[dict[str, Any]], Script]:
 class ScriptedServer:
     """Serves on a port of the loopback until closed, a free one by default; `answer` maps a JSON body to its script.
 
-    `requests` holds the bodies in the order they came, `headers` their header fields, and `played` what was done for
-    each; `connections` counts what was accepted, `most_in_flight` the most requests that were being answered at once.
-    Of these `admits` run and the others queue, as `counters` of its /server_info tells. Every GET is answered with that
-    and with `info`.
+    At most `most` connections are accepted, then the listener closes. `requests` holds the bodies in the order they
+    came, `headers` their header fields, and `played` what was done for each; `connections` counts what was accepted,
+    `most_in_flight` the most requests that were being answered at once. Of these `admits` run and the others queue, as
+    `counters` of its /server_info tells. Every GET is answered with that and with `info`.
     """
 
     def __init__(
@@ -167,7 +167,9 @@ class ScriptedServer:
         info: Mapping[str, Any] | None = None,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        most: int | None = None,
     ) -> None:
+        self._most = most
         self._tls = tls
         self._answer = answer
         self._info = dict(info or {})
@@ -210,6 +212,10 @@ class ScriptedServer:
                 return
             # Packets are to leave as they are written, not gathered until the last was acknowledged.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._most is not None and self.connections >= self._most:
+                connection.close()
+                self._listener.close()
+                return
             if self._tls:
                 try:
                     connection = self._tls.wrap_socket(connection, server_side=True)

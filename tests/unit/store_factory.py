@@ -65,7 +65,8 @@ class Simulation:
     By (server name, repeat): `failing` is the reason of a failed cell, `failing_requests` the requests that time out.
     By server name: `blocks` overrides the block, `server_info` and `spec` fields of what the server says of itself and
     of a request, `overcount` scales its counter of tokens, `cached` is the prefix cache's part of each prompt.
-    `texts` replaces the answer to (server name, index).
+    `texts` replaces the answer to (server name, index). Without `usage` the servers do not count their tokens.
+    `records` are further fields of the record by (server name, repeat).
     """
 
     servers: Sequence[Server] = DEMO
@@ -85,6 +86,8 @@ class Simulation:
     cached: Mapping[str, int] = field(default_factory=dict)
     texts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     repeat_prompts: bool = False
+    usage: bool = True
+    records: Mapping[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,12 @@ def _add(store: Store, cell: Cell, simulation: Simulation, factor: float) -> Any
         "environment": {},
         "server_info": {"version": "0.1.0", "numerics": "mixed", "bit_exact": True, "threads": 2}
         | dict(simulation.server_info.get(server.name, {})),
-        "counters": {} if frame is None else counters(frame, simulation.overcount.get(server.name, 1.0)),
+        "counters": {}
+        if frame is None or not simulation.usage
+        else counters(frame, simulation.overcount.get(server.name, 1.0)),
         "client": {},
     }
+    record |= simulation.records.get((server.name, repeat), {})
     # JSON has no tuples; a record that is read back is what its digest is taken of.
     record = json.loads(json.dumps(record))
 
@@ -207,6 +213,8 @@ def simulate_requests(cell: Cell, factor: float, simulation: Simulation) -> pd.D
         row = _request(cell, index, worker, 1000.0 + free[worker], factor, simulation, clock)
         if index in timed_out:
             row |= {"status": "timeout", "error": "no event for 60 s", "finish_reason": None}
+        if not simulation.usage:
+            row |= {"completion_tokens": None, "event_tokens": [None] * len(row["event_times"])}
         free[worker] = row["t_end"] - 1000.0
         rows.append(row)
     return pd.DataFrame(rows)

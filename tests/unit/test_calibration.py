@@ -6,12 +6,14 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,12 +22,14 @@ import pytest
 import requests
 from raw_rows import failed, frame, steady_stream
 
-from ddtree_bench import calibrate_command
 from ddtree_bench.load import sse
 from ddtree_bench.load.calibration.errors import compare
 from ddtree_bench.load.calibration.process import RequestStamps, ServerProcess, Stamps, calibration_server
 from ddtree_bench.load.calibration.schedule import Schedule
-from ddtree_bench.load.calibration.trial import calibrate
+from ddtree_bench.load.calibration.trial import Trial, calibrate
+from ddtree_bench.load.cell import Measurement
+from ddtree_bench.measuring import calibrate_command
+from ddtree_bench.metrics.client_health import health
 from ddtree_bench.plan import Load
 
 SCHEDULE = Schedule(ttft_s=0.02, interval_s=0.005, events=6, tokens_per_event=3)
@@ -185,15 +189,17 @@ def made_up(read_late_s: float, sent_early_s: float) -> tuple[pd.DataFrame, Stam
 def test_errors_against_made_up_stamps() -> None:
     errors = compare(*made_up(read_late_s=0.001, sent_early_s=0.0005), Load(2))
     assert (errors.requests, errors.matched, errors.events) == (2, 2, 20)
-    assert errors.error("TTFT mean") == pytest.approx(0.0015)
-    assert errors.error("E2E p50") == pytest.approx(0.0015)
-    assert errors.error("ITL mean") == pytest.approx(0, abs=1e-9)
+    assert errors.error("ttft_mean_s") == pytest.approx(0.0015)
+    assert errors.error("e2e_p50_s") == pytest.approx(0.0015)
+    assert errors.error("itl_mean_s") == pytest.approx(0, abs=1e-9)
     wall = 0.5 + 0.1 + 9 * 0.02 + 0.0003
-    assert errors.error("throughput") == pytest.approx(wall / (wall + 0.0015) - 1)
+    assert errors.error("throughput_full_tok_s") == pytest.approx(wall / (wall + 0.0015) - 1)
     assert errors.lag_s == pytest.approx({"p50": 0.001, "p99": 0.001, "max": 0.001})
     assert errors.late_s == pytest.approx({"p50": 0.0003, "p99": 0.0003, "max": 0.0003})
-    assert errors.worst == (pytest.approx("TTFT mean"), pytest.approx(0.75))
-    assert errors.error("TTFT p99") is None
+    name, used = errors.worst
+    assert name in ("ttft_mean_s", "ttft_p50_s", "e2e_mean_s", "e2e_p50_s")
+    assert used == pytest.approx(0.75)
+    assert errors.error("ttft_p99_s") is None
 
 
 def test_a_request_that_failed_or_lost_events_counts_as_the_worst() -> None:
@@ -209,38 +215,94 @@ def test_a_request_that_failed_or_lost_events_counts_as_the_worst() -> None:
 def test_calibrate_compares_every_event(server: ServerProcess) -> None:
     trial = calibrate(server, concurrency=3, requests_per_user=2, stagger_s=0.001)
     assert (trial.errors.requests, trial.errors.matched, trial.errors.events) == (6, 6, 36)
-    assert trial.errors.seen["throughput"] > 0
+    assert trial.errors.seen["throughput_full_tok_s"] > 0
     assert set(trial.errors.seen) == set(trial.errors.true) == {one.name for one in trial.health.errors}
     # Whatever the machine did, an event is never read before it is sent.
     assert 0 < trial.errors.lag_s["p50"] <= trial.errors.lag_s["max"]
     assert trial.cpu_us_per_event > 0
 
 
+def test_a_proxy_of_the_environment_is_not_asked(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert calibrate(server, concurrency=1, requests_per_user=1, stagger_s=0.0).errors.matched == 1
+
+
+def test_a_statistic_that_only_the_client_has_is_no_small_error() -> None:
+    rows, stamps, schedule = made_up(0.0, 0.0)
+    later = rows.assign(
+        event_times=[times + 3 * n for n, times in enumerate(rows["event_times"])], t_send=rows["t_send"] + [0, 3]
+    )
+    errors = compare(later, stamps, schedule, Load(2))
+    assert errors.worst == ("peak_throughput_tok_s", float("inf"))
+    assert errors.error("peak_throughput_tok_s") == float("inf")
+
+
+def arguments(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    calibrate_command.add_arguments(parser)
+    quick = ("--ttft-ms", "10", "--interval-ms", "2", "--events", "5")
+    return parser.parse_args([*quick, *given])
+
+
 def test_the_command_prints_a_row_a_concurrency_and_writes_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    calibrate_command.add_arguments(parser)
-    given = [
-        "--concurrency",
-        "1",
-        "2",
-        "--ttft-ms",
-        "10",
-        "--interval-ms",
-        "2",
-        "--events",
-        "5",
-        "--out",
-        str(tmp_path),
-    ]
-    status = calibrate_command.run(parser.parse_args(given))
-    written = json.loads((tmp_path / "calibration.json").read_text())
+    folder = tmp_path / "new" / "folder"
+    status = calibrate_command.run(arguments("--concurrency", "1", "2", "--out", str(folder)))
+    written = json.loads((folder / "calibration.json").read_text())
     assert [(row["concurrency"], row["matched"], row["events"]) for row in written] == [(1, 2, 10), (2, 4, 20)]
     assert status == (0 if all(row["within_limits"] for row in written) else 1)
-    assert set(written[0]["statistics"]["TTFT mean"]) == {"seen", "true", "error", "own_estimate"}
-    printed = capsys.readouterr().out
-    assert "limits: TTFT mean 1.5 ms, ITL mean 0.1 ms, throughput 1%" in printed
-    assert "TTFT" in printed
+    assert set(written[0]["statistics"]["ttft_mean_s"]) == {"seen", "true", "error", "own_estimate"}
+    out, err = capsys.readouterr()
+    assert [line.split(":")[0] for line in err.splitlines()] == ["1 users", "2 users"]
+    assert "limits: TTFT mean 1.5 ms, ITL mean 0.1 ms, throughput 1%" in out
     with pytest.raises(SystemExit):
-        parser.parse_args(["--concurrency", "0"])
+        arguments("--concurrency", "0")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate_command, "calibrate", lambda *_: pytest.fail("it ran"))
+    (tmp_path / "file").touch()
+    assert calibrate_command.run(arguments("--out", str(tmp_path / "file"))) == 2
+    assert f"error: --out {tmp_path / 'file'}: cannot be written" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_run_and_keeps_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(server: ServerProcess, users: int, *rest: Any) -> Trial:
+        if users == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return calibrate(server, users, *rest)
+
+    monkeypatch.setattr(calibrate_command, "calibrate", interrupted)
+    assert calibrate_command.run(arguments("--concurrency", "1", "2", "3", "--out", str(tmp_path))) == 1
+    assert [row["concurrency"] for row in json.loads((tmp_path / "calibration.json").read_text())] == [1]
+    assert "ended early: interrupted by SIGINT; 1 of 3 trials done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("late_s", "known", "said"),
+    [
+        (0.0, False, "1 users: within the limits, but the client cannot tell whether it is healthy: "),
+        (0.0, True, None),
+        (0.004, True, "1 users: the client says that it is not healthy: the client's own share is at most "),
+    ],
+)
+def test_what_the_client_says_of_itself_is_said(late_s: float, known: bool, said: str | None) -> None:
+    rows, stamps, schedule = made_up(late_s, 0.0)
+    rows["event_lags"] = [np.full(len(times), late_s if known else np.nan) for times in rows["event_times"]]
+    trial = Trial(
+        concurrency=1,
+        errors=compare(rows, stamps, schedule, Load(2)),
+        health=health(rows, {}, Load(2)),
+        measurement=Measurement(rows, {}, pd.DataFrame(), len(rows), None),
+        server_cpu_s=0.0,
+    )
+    _, *lines = calibrate_command.explanation([trial])
+    assert [line.startswith(said) for line in lines] == ([True] if said else [])

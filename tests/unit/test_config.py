@@ -404,3 +404,77 @@ def test_a_sweep_that_excludes_everything(root: Path) -> None:
 def test_a_prompt_file_that_is_not_utf8(root: Path) -> None:
     (root / "prompts.jsonl").write_bytes(b"\xff\xfe")
     assert "is not UTF-8" in only_problem(tree(), root)
+
+
+@pytest.mark.parametrize("key", ["rate", "include"])
+def test_arrivals_without_a_rate_are_refused(root: Path, key: str) -> None:
+    config = tree()
+    config["workloads"]["short"]["open_loop_s"] = 4
+    config["sweep"][0]["arrivals"] = "constant"
+    assert only_problem(config, root) == (
+        "sweep[0].arrivals: constant without a rate, so nothing arrives; add `rate`, or take it out"
+    )
+    config["sweep"][0][key] = 2 if key == "rate" else [{"rate": 2, "method": "AR"}]
+    validate(config, root)
+
+
+def test_a_tokenizer_must_be_there(root: Path) -> None:
+    config = tree()
+    config["models"]["toy"]["tokenizer"] = "nowhere"
+    assert only_problem(config, root) == (
+        "models.toy.tokenizer: there is no tokenizer.json at nowhere; mend the path, or take the key out"
+    )
+    (root / "nowhere").mkdir()
+    assert "models.toy.tokenizer: there is no tokenizer.json" in only_problem(config, root)
+    (root / "nowhere" / "tokenizer.json").write_text("{}")
+    validate(config, root)
+
+
+def test_tokenizers_by_target_name_targets_that_exist(root: Path) -> None:
+    config = tree()
+    config["models"]["toy"]["tokenizer"] = {"locl": "nowhere", "local": "here.json"}
+    assert problems(config, root) == [
+        "models.toy.tokenizer.locl: 'locl' is not in targets; did you mean 'local'?",
+        "models.toy.tokenizer.local: there is no tokenizer.json at here.json; mend the path, or take the key out",
+    ]
+
+
+def test_a_tokenizer_of_a_model_that_is_not_planned_may_be_elsewhere(root: Path) -> None:
+    config = tree()
+    config["models"]["other"] = {"name": "other", "revision": "1", "tokenizer": "nowhere"}
+    validate(config, root)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("port", 1), ("host", "10.0.0.1"), ("root", "x"), ("stop_grace_s", 1), ("graph_memory_gib", 1)),
+        ("pass_env", ["A"]),
+    ],
+)
+def test_an_external_endpoint_has_nothing_that_is_started(root: Path, key: str, value: Any) -> None:
+    assert only_problem(external({key: value}), root) == (
+        f"targets.there.{key}: is for servers that are started, and an external endpoint is up already; take it out"
+    )
+
+
+@pytest.mark.parametrize("value", ["sesame open", "9LIVES", "", "k-3y", 314159])
+def test_the_name_of_the_keys_variable_is_never_shown(root: Path, value: Any) -> None:
+    message = only_problem(external({"api_key_env": value}), root)
+    assert message.startswith("targets.there.api_key_env: ")
+    assert not value or str(value) not in message
+
+
+def test_the_key_of_an_endpoint_belongs_into_a_variable(root: Path) -> None:
+    message = only_problem(external({"api_key": "abc"}), root)
+    assert (
+        "in targets.<name>.api_key_env when it is the key of an external endpoint" in message and "abc" not in message
+    )
+
+
+def external(target: dict[str, Any]) -> dict[str, Any]:
+    """A configuration whose only target is an endpoint with further keys."""
+    config = tree()
+    config["targets"] = {"there": {"launcher": "external", "engine": "sglang", "url": "http://127.0.0.1:9"} | target}
+    config["sweep"][0] |= {"target": "there", "method": "AR"}
+    return config

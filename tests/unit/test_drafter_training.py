@@ -11,7 +11,7 @@ from configurations import tree, write_project
 
 from ddtree_bench.config import ConfigError
 from ddtree_bench.config.training import Training
-from ddtree_bench.drafter_training import DrafterTraining, local_hosts
+from ddtree_bench.drafter_training import DrafterTraining
 from ddtree_bench.project import Project, open_project
 from ddtree_training.cli import build_parser
 
@@ -88,10 +88,6 @@ def test_other_prompts_make_another_training(tmp_path: Path) -> None:
 def test_it_is_no_part_of_any_plan_key() -> None:
     others = {"model": "toy", "seed": 5, "steps": 3, "answer_tokens": 9, "evaluate_limit": 2, "threads": 1}
     assert {cell.key for cell in project({}).plan.cells} == {cell.key for cell in project(others).plan.cells}
-
-
-def test_it_takes_the_place_of_a_measurement_on_this_machine() -> None:
-    assert local_hosts(project({})) == {"host_local": 1}
 
 
 def test_it_says_how_a_drafter_is_taken() -> None:

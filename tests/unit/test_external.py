@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -47,12 +48,13 @@ class Somebodys:
     info: dict[str, Any] | None = field(default_factory=lambda: dict(TREE_INFO))
     completion: tuple[int, dict[str, Any]] = (200, {"choices": [{"message": {"content": "x"}}]})
     seen: list[tuple[str, str, str | None]] = field(default_factory=list)
+    without_info: int = 404
 
     def answer(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
         if path == "/v1/models" and self.models is not None:
             return 200, {"data": [{"id": name} for name in self.models]}
-        if path == "/server_info" and self.info is not None:
-            return 200, self.info
+        if path == "/server_info":
+            return (self.without_info, {}) if self.info is None else (200, self.info)
         return self.completion if method == "POST" else (404, {})
 
 
@@ -107,7 +109,7 @@ def see(somebodys: Somebodys, server: Server) -> Any:
 
 def test_what_the_server_says_confirms_the_plan(somebodys: Somebodys, tmp_path: Path) -> None:
     answered = see(somebodys, planned(tmp_path))
-    assert answered.server_info == TREE_INFO
+    assert answered.server_info == TREE_INFO and answered.started is None
     assert set(answered.confirmed) == set(TREE_INFO) - {"version", "last_gen_throughput"}
     assert answered.not_confirmed == ("ep_size",)
     assert ("POST", "/v1/chat/completions", "Bearer k") in somebodys.seen
@@ -149,6 +151,34 @@ def test_flags_are_held_against_what_the_server_says(tmp_path: Path) -> None:
         check_plan(server, info | {"disable_radix_cache": False}, "there")
 
 
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("0.50", 0.5),
+        ("1e3", 1000),
+        ("8", "8"),
+        ("true", True),
+        ("False", False),
+        ("", "true"),
+        ("FA3", "fa3"),
+    ],
+)
+def test_a_value_is_the_same_however_it_is_written(tmp_path: Path, flag: str, told: Any) -> None:
+    server = replace(planned(tmp_path), flags=(("a-flag", flag),))
+    assert "a_flag" in check_plan(server, {"a_flag": told}, "there")[0]
+    with pytest.raises(WrongServer, match="a_flag: planned"):
+        check_plan(server, {"a_flag": 7}, "there")
+
+
+def test_a_switch_is_no_number_and_an_empty_text_is_nothing(tmp_path: Path) -> None:
+    server = replace(planned(tmp_path), flags=(("a-flag", ""),))
+    with pytest.raises(WrongServer, match="a_flag: planned True, the endpoint says 1"):
+        check_plan(server, {"a_flag": 1}, "there")
+    assert "a_flag" in check_plan(server, {"a_flag": ""}, "there")[1]
+    plain = replace(planned(tmp_path), method="AR", budget=None, topk_cap=None, block_size=None, drafter=None)
+    assert "speculative_algorithm" in check_plan(plain, {"speculative_algorithm": ""}, "there")[0]
+
+
 def test_a_value_that_the_server_chose_and_does_not_tell_is_not_confirmed(tmp_path: Path) -> None:
     confirmed, silent = check_plan(planned(tmp_path), TREE_INFO | {"max_running_requests": None}, "there")
     assert "max_running_requests" in silent and "max_running_requests" not in confirmed
@@ -178,6 +208,18 @@ def test_an_endpoint_that_refuses_or_is_not_there_is_the_targets_fault(somebodys
     somebodys.url = "http://127.0.0.1:1"
     with pytest.raises(TargetError, match=r"targets\.there\.url: .* does not answer: .*; start the server"):
         see(somebodys, server)
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+def test_a_server_that_will_not_say_what_it_is_says_not_that_it_is_nothing(
+    somebodys: Somebodys, tmp_path: Path, status: int
+) -> None:
+    opened = project(tmp_path, somebodys.url)
+    somebodys.without_info, somebodys.info = status, None
+    with pytest.raises(TargetError, match=rf"targets\.there\.url: .* does not say what it is: .* status {status}"):
+        record_host(opened, "there", print)
+    somebodys.without_info = 405
+    assert record_host(opened, "there", print)["endpoint"]["server"] == {}
 
 
 def test_an_endpoint_that_is_down_leaves_no_record(tmp_path: Path) -> None:
@@ -245,9 +287,9 @@ def test_nothing_is_started_stopped_or_copied(somebodys: Somebodys, tmp_path: Pa
     assert somebodys.seen == []
 
 
-def test_an_endpoint_that_takes_no_connections_has_ended_by_itself(tmp_path: Path) -> None:
+def test_an_endpoint_that_takes_no_connections_is_gone_whoever_is_at_fault(tmp_path: Path) -> None:
     state = ExternalLauncher(tmp_path, "http://127.0.0.1:1").state()
-    assert not state.alive and state.ended_by_itself
+    assert not state.alive and not state.ended_by_itself
     assert str(state) == "accepts no connections any more"
 
 
@@ -264,11 +306,17 @@ def test_one_lease_an_endpoint_however_its_url_is_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("url", "name"),
     [
-        ("https://API.example.com", "endpoint-api.example.com-443"),
-        ("http://127.0.0.1:8000/a/b/", "endpoint-127.0.0.1-8000-a-b"),
-        ("http://[::1]:9/v1", "endpoint-1-9"),
+        ("https://API.example.com", "endpoint-api.example.com-443-"),
+        ("http://127.0.0.1:8000/a/b/", "endpoint-127.0.0.1-8000-a-b-"),
+        ("http://[::1]:9/v1", "endpoint-1-9-"),
     ],
 )
 def test_names_of_leases_are_names_of_files(url: str, name: str) -> None:
-    assert lease_name(url) == name
+    assert re.fullmatch(re.escape(name) + "[0-9a-f]{8}", lease_name(url))
     assert plain_url(url).rstrip("/") == plain_url(url)
+
+
+def test_endpoints_whose_urls_look_alike_have_leases_of_their_own() -> None:
+    urls = ("http://h:1/a-b", "http://h:1/a/b", "http://h:1/A/b", "http://h-1:1/a/b")
+    assert len({lease_name(url) for url in urls}) == 4
+    assert lease_name("http://LOCALHOST:80/v1/") == lease_name("http://127.0.0.1")

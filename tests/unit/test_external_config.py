@@ -60,6 +60,19 @@ def test_two_endpoints_are_two_targets(root: Path) -> None:
     assert {p.target for p in validate(config, root)[1]} == {"there", "here"}
 
 
+@pytest.mark.parametrize("url", [f"{URL}/v1", "http://LOCALHOST:30000/"])
+def test_one_endpoint_under_two_targets_is_refused(root: Path, url: str) -> None:
+    config = external(method="AR")
+    config["targets"]["here"] = {**config["targets"]["there"], "url": url}
+    config["sweep"].append({**config["sweep"][0], "target": "here", "method": "DDTREE"})
+    assert only_problem(config, root) == (
+        f"targets.here.url: {url} with the model toy is the endpoint of targets.there as well, and one endpoint is one "
+        "launch configuration; keep one target for it"
+    )
+    config["targets"]["here"]["served_model"] = "another behind the same gateway"
+    validate(config, root)
+
+
 @pytest.mark.parametrize(
     ("url", "part"),
     [

@@ -168,17 +168,23 @@ def test_fault(fault: Fault, endpoint: str, framing: str, packets: str) -> None:
     if "connections" in fault.right:
         assert server.connections == fault.right["connections"]
     if fault in TIMED and packets == "pieces":
-        hold_times(fault, endpoint, found.requests, server)
+        hold_times(fault, found.requests, list(_stamps(fault, endpoint, server)))
 
 
-def hold_times(fault: Fault, endpoint: str, rows: pd.DataFrame, server: ScriptedServer) -> None:
-    """Assert that events are stamped when the server sent them, and that what is computed from it agrees."""
+def hold_times(fault: Fault, rows: pd.DataFrame, stamps: list[np.ndarray]) -> None:
+    """Assert that events are stamped when the server sent them, and that what is computed from it agrees.
+
+    `stamps` are, by request, the moments at which the server sent each event.
+    """
     stamped = rows.copy()
-    stamped["event_times"] = pd.Series(list(_stamps(fault, endpoint, server)), dtype=object)
+    stamped["event_times"] = pd.Series(stamps, dtype=object)
     for measured, sent in zip(rows["event_times"], stamped["event_times"], strict=True):
         late = np.asarray(measured) - sent
         assert late.min() >= 0
         assert np.median(late) < LATE_S
+        # A client that hands events on in groups makes gaps of nothing (and others twice as long).
+        gaps = np.diff(sent) >= 2 * LATE_S
+        assert not np.any(np.diff(measured)[gaps] < np.diff(sent)[gaps] / 2), "a gap is less than half of what was sent"
     found, true = metrics.request_metrics(rows), metrics.request_metrics(stamped)
     for index, wanted in enumerate(fault.right["timed"].get("requests", ())):
         tolerances = _tolerances(true.iloc[index])
@@ -207,7 +213,24 @@ def _tolerances(row: Mapping[str, Any]) -> dict[str, float]:
         "tpot_s": tokens,
         "itl_mean_s": tokens,
         "icl_mean_s": LATE_S / max(1, row["token_events"] - 1),
+        "icl_p50_s": LATE_S,
     }
+
+
+def in_groups(times: np.ndarray, size: int) -> np.ndarray:
+    """The moments of events as a buffer hands them on, when `size` of them are full or the stream ends."""
+    return np.array([times[min(i - i % size + size, len(times)) - 1] for i in range(len(times))])
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_a_client_that_has_fault_7_is_caught(size: int) -> None:
+    (fault,) = (one for one in FAULTS if one.kind == 7)
+    rows = on_schedule(fault, "chat")
+    stamps = [np.asarray(times) for times in rows["event_times"]]
+    hold_times(fault, rows, stamps)
+    rows["event_times"] = pd.Series([in_groups(times, size) for times in stamps], dtype=object)
+    with pytest.raises(AssertionError):
+        hold_times(fault, rows, stamps)
 
 
 @pytest.mark.parametrize("endpoint", fault_files.ENDPOINTS)

@@ -16,6 +16,7 @@ from store_factory import AR, Simulation, make_results, tree
 
 from ddtree_bench import tables
 from ddtree_bench.figures import FIGURES, budget_sweep, facets, style
+from ddtree_bench.metrics import checks
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +224,6 @@ def test_marks_name_what_to_know_and_whom_it_concerns(frames: dict[str, Frames])
         "! tokens are not 1 + rounds + accepted drafts in 12 requests: DFlash block 8.",
         "! tokens differ from the server's count by more than 1 %: DFlash block 8.",
         "! only 11 of 12 requests succeeded: DDTree B=4 K=4.",
-        "! no steady window to use: full window: DDTree B=4 K=4.",
         "! no tree branched: a chain: DDTree B=8 K=8.",
     ]
     assert facets.marks(list(facets.panels(frames["demo"]["cells"]))) == []
@@ -267,3 +267,41 @@ def test_more_than_ten_runs_are_not_drawn_one_by_one(tmp_path: Path) -> None:
 def test_a_figure_of_nothing_is_drawn(name: str, tmp_path: Path) -> None:
     nothing = tables.build_tables([], tmp_path)
     assert len(FIGURES[name].draw(nothing, tmp_path / name)) == 4
+
+
+def test_every_check_that_fails_has_one_mark(frames: dict[str, Frames]) -> None:
+    names = {*checks.CHECKS, "client_healthy"}
+    assert names == {*facets.MARKED_ITSELF, *facets.CHECK_MARKS}
+    cells = frames["demo"]["cells"].query("server == 'dflash'")
+    before = facets.marks_of(cells)
+    failed = ["client_healthy peak", None, *["lengths peak something_new"] * (len(cells) - 2)]
+    marks = facets.marks_of(cells.assign(checks_failed=failed))
+    named = [facets.CHECK_MARKS[name] for name in ("client_healthy", "peak", "lengths")]
+    assert marks == [*before, *named, "check failed: something_new"]
+    twice = cells.assign(checks_failed="cached_prompts tree_branches steady_window", cached_prompt_tokens=9)
+    assert facets.marks_of(twice) == [
+        *before,
+        f"{9 * len(cells)} prompt tokens from the prefix cache",
+        "check failed: steady_window",
+    ]
+
+
+def test_what_an_endpoint_leaves_open_is_marked(frames: dict[str, Frames]) -> None:
+    cells = frames["demo"]["cells"].query("server == 'ar'")
+    before = facets.marks_of(cells)
+    open_ends = cells.assign(not_confirmed="tp_size ep_size", cache_not_flushed="HTTP 404")
+    assert facets.marks_of(open_ends) == [
+        *before,
+        "launch configuration not confirmed: tp_size, ep_size",
+        "prefix cache not emptied",
+    ]
+
+
+def test_cells_that_were_broken_off_are_not_called_failed(frames: dict[str, Frames]) -> None:
+    cells = next(facets.panels(frames["demo"]["cells"]))[1].query("server == 'ar'")
+    lost = cells.assign(status=["aborted", *["failed"] * (len(cells) - 1)], reason="it was so")
+    n = len(cells)
+    assert facets.failures(lost) == [
+        f"× AR: {n - 1} of {n} runs failed: it was so",
+        f"× AR: 1 of {n} runs broken off: it was so",
+    ]

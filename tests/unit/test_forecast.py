@@ -8,19 +8,25 @@ from typing import Any
 import pytest
 from configurations import tree, write_project
 
-from ddtree_bench import plan
+from ddtree_bench import keys, plan
 from ddtree_bench.config import validate
-from ddtree_bench.forecast import forecast
+from ddtree_bench.forecast import forecast, history
 from ddtree_bench.project import Folders, Project
+from ddtree_bench.records.store import Store
+from ddtree_bench.status import CellStatus
+
+
+def project(root: Path, comparisons: list[dict[str, Any]], **block: Any) -> Project:
+    config = tree()
+    config["sweep"][0] |= {"concurrency": [1, 2], "max_running_requests": 2} | block
+    config["workloads"]["short"] |= {"n_min": 8, "open_loop_s": 4, "repeat_prompts": True}
+    validated, points = validate({**config, "comparisons": comparisons}, write_project(root))
+    built = plan.build(validated, points, root, {"reference": "e" * 64})
+    return Project(validated, built, Folders.below(root / "results"), root, {"reference": "e" * 64})
 
 
 def lines(root: Path, comparisons: list[dict[str, Any]]) -> str:
-    config = tree()
-    config["sweep"][0] |= {"concurrency": [1, 2], "max_running_requests": 2}
-    config["workloads"]["short"]["n_min"] = 8
-    validated, points = validate({**config, "comparisons": comparisons}, write_project(root))
-    built = plan.build(validated, points, root, {"reference": "e" * 64})
-    return forecast(Project(validated, built, Folders.below(root / "results"), root, {"reference": "e" * 64}))
+    return forecast(project(root, comparisons))
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,69 @@ def test_without_names_every_ratio_is_counted(tmp_path: Path) -> None:
 def test_a_comparison_at_a_concurrency_that_is_not_planned_is_named(tmp_path: Path) -> None:
     said = lines(tmp_path, [{"method": "DDTREE", "baseline": "AR", "budget": 8, "concurrency": 4}])
     assert "warning: comparisons[0]: method DDTREE budget 8 concurrency 4 against AR is not in the sweep" in said
+
+
+def measured(concurrency: int, seconds: int, rate: float | None = None, **more: Any) -> dict[str, Any]:
+    """A record of an AR cell of 10 requests that took some seconds after a start that took 3 s."""
+    load = {"concurrency": concurrency, "kind": "closed" if rate is None else "open", "rate": rate}
+    identity = {
+        "server": {"target": "local", "method": "AR"},
+        "workload": {"n_prompts": 10},
+        "load": load,
+        "of": [concurrency, seconds, rate, sorted(more)],
+    }
+    return {
+        "plan_key": keys.digest(identity),
+        "host_key": "f" * 64,
+        "identity": identity,
+        "status": "ok",
+        "start_id": "abc",
+        "ready_s": 2.0,
+        "warmup": {"seconds": 1.0},
+        "started_at": "2026-05-01T10:00:00.000+00:00",
+        "ended_at": f"2026-05-01T10:00:{seconds:02d}.000+00:00",
+    } | more
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    for record in (
+        *(measured(1, 20), measured(8, 10)),
+        measured(1, 50, aborted="the cell's deadline of 50 s was reached"),
+        *(measured(1, 59, status="failed"), measured(256, 40, rate=0.5)),
+    ):
+        made.add(record, lambda _: None)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        # 2 starts of 3 s. A cell has max(8, 4 C) requests, of 2 s at 1 in flight and of 1 s at 8; 4 is nearer to 8.
+        ({"concurrency": 1}, 2 * (3 + 8 * 2)),
+        ({"concurrency": 8, "max_running_requests": 8}, 2 * (3 + 32 * 1)),
+        ({"concurrency": 2}, 2 * (3 + 8 * 2)),
+        ({"concurrency": 4, "max_running_requests": 8}, 2 * (3 + 16 * 1)),
+        # 8 requests that arrive at 2 a second.
+        ({"concurrency": 8, "rate": 2}, 2 * (3 + 8 / 2)),
+    ],
+)
+def test_time_is_that_of_earlier_cells_at_such_a_load(
+    tmp_path: Path, store: Store, block: dict[str, Any], expected: float
+) -> None:
+    planned = project(tmp_path, [], method="AR", budget=None, **block)
+    missing = [CellStatus(cell, None) for cell in planned.plan.cells]
+    assert history(store).seconds(missing) == pytest.approx(expected)
+
+
+def test_time_is_unknown_without_a_precedent(tmp_path: Path, store: Store) -> None:
+    planned = project(tmp_path, [], method=["AR", "DFLASH"])
+    assert history(store).seconds([CellStatus(cell, None) for cell in planned.plan.cells]) is None
+
+
+def test_an_open_loop_that_is_hardly_open_is_named(tmp_path: Path) -> None:
+    said = forecast(project(tmp_path, [], concurrency=[1, 2, 4], rate=[2]))
+    (line,) = [line for line in said.splitlines() if line.startswith("warning")]
+    assert line.startswith("warning: q2-c1: with at most 1 in flight, 2 requests/s are held back as soon as one takes")
+    assert "longer than 0.5 s" in line

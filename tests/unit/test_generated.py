@@ -15,7 +15,9 @@ from ddtree_bench.load.prompts import read, select
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["config/schemas/config.schema.json", "docs/configuration.md", "docs/tables.md"])
+@pytest.mark.parametrize(
+    "name", ["config/schemas/config.schema.json", "docs/configuration.md", "docs/tables.md", "docs/metrics-json.md"]
+)
 def test_generated_files_are_in_step(name: str) -> None:
     assert (ROOT / name).read_text() == generated_files(ROOT)[ROOT / name], "run: python -m ddtree_bench generate"
 

@@ -31,13 +31,15 @@ from scripted_server import (
 from ddtree_bench import metrics
 from ddtree_bench.load import requests_table, server_samples
 from ddtree_bench.load.arrivals import intended_starts
-from ddtree_bench.load.bodies import request_body
+from ddtree_bench.load.bodies import OPTIONAL, request_body
 from ddtree_bench.load.cell import Measurement, measure
-from ddtree_bench.load.exchange import Limits
+from ddtree_bench.load.connection import Connection
+from ddtree_bench.load.exchange import Failure, Limits
 from ddtree_bench.load.live import Live
 from ddtree_bench.load.prompts import Prompt
+from ddtree_bench.load.reader import Reader
 from ddtree_bench.load.warmup import shapes, warm_up
-from ddtree_bench.load.wire import AnswerEnd
+from ddtree_bench.load.wire import AnswerEnd, request_bytes
 from ddtree_bench.metrics import definitions
 from ddtree_bench.plan import Load, Workload
 from ddtree_bench.servers import api
@@ -340,7 +342,8 @@ def test_fault_11_the_server_itself_tells_how_many_run_and_how_many_queue(monkey
     monkeypatch.setattr(server_samples, "EVERY_S", 0.02)
     slow = Script([(0.05, piece) for _, piece in words(4).pieces])
     with ScriptedServer(lambda _: slow, admits=2) as server:
-        found = measure(server.base_url, WORK, prompts(8), Load(4), "m", sample=lambda: api.counters(server.base_url))
+        told = lambda: api.server_info(server.base_url)["counters"]  # noqa: E731
+        found = measure(server.base_url, WORK, prompts(8), Load(4), "m", sample=told)
     samples = found.server_samples
     assert list(samples) == list(server_samples.COLUMNS)
     assert samples["time"].is_monotonic_increasing
@@ -616,3 +619,116 @@ def test_tls_is_checked_and_measured_without_the_kernels_stamps(
     assert found.client["kernel_stamps"] is False
     assert np.isnan(np.concatenate(list(found.requests["event_lags"]))).all()
     assert found.requests["connect_s"].isna().all()
+
+
+def held(found: Measurement) -> list[str]:
+    return [str(status) for status in found.requests["status"]]
+
+
+def test_a_server_that_is_gone_does_not_outlast_the_deadline_in_an_answer_that_is_silent() -> None:
+    """The first user's answer never ends; the second meets ten refused connections and gives the rest up."""
+    silent = stream(chunk(content="a "), end="silence")
+
+    def answer(body: dict[str, Any]) -> Script:
+        if body["messages"][0]["content"] == "prompt 0":
+            return silent
+        # The listener goes, what is connected stays.
+        server._listener.close()
+        return Script([], head=False, end="cut")
+
+    with ScriptedServer(answer) as server:
+        begun = time.perf_counter()
+        found = measure(
+            server.base_url,
+            WORK,
+            prompts(60),
+            Load(2),
+            "m",
+            limits=replace(SHORT, idle_s=600, cell_s=1.5),
+            stagger_s=0.1,
+        )
+    assert time.perf_counter() - begun < 5
+    assert found.aborted == "the server takes no connections any more"
+    assert held(found)[0] == "timeout"
+    assert held(found).count("connect_error") == len(found.requests) - 1 < 59
+
+
+def test_connections_that_are_refused_to_some_users_do_not_end_the_cell() -> None:
+    """Three connections are served; what is refused to the others must not stop these."""
+    with ScriptedServer(lambda _: Script([(0.02, piece) for _, piece in words(3).pieces]), most=3) as server:
+        found = measure(server.base_url, WORK, prompts(60), Load(16), "m", limits=replace(SHORT, connect_retries=2))
+    assert found.aborted is None
+    assert held(found).count("ok") >= 8
+    assert set(held(found)) == {"ok", "connect_error"}
+
+
+def test_the_deadline_reaches_a_request_that_the_server_does_not_take() -> None:
+    """The server accepts and reads nothing, so that 8 MB stay with the client."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begun = time.perf_counter()
+        found = measure(
+            f"http://127.0.0.1:{listener.getsockname()[1]}",
+            WORK,
+            (Prompt("long", 1, "code", "x" * 8_000_000),),
+            ONE,
+            "m",
+            limits=Limits(cell_s=0.6),
+        )
+    assert time.perf_counter() - begun < 3
+    assert held(found) == ["timeout"]
+    assert found.aborted == "the cell's deadline of 0.6 s was reached"
+
+
+def test_the_deadline_reaches_a_connection_that_is_not_answered_and_nothing_is_sent_after_it() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        # The queue of connections that nobody accepts is full with two.
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(address)
+        begun = time.perf_counter()
+        found = measure(f"http://127.0.0.1:{address[1]}", WORK, prompts(3), ONE, "m", limits=Limits(cell_s=0.5))
+        for one in waiting:
+            one.close()
+    assert time.perf_counter() - begun < 4
+    assert found.requests.empty
+    assert found.planned == 3
+    assert found.aborted is not None
+
+
+def test_an_answer_that_begins_while_the_reader_stops_ends_like_the_others() -> None:
+    with ScriptedServer(lambda _: stream(chunk(content="a"), end="silence")) as server, Reader() as reader:
+        connection = Connection(server.base_url, SHORT, reader, threading.Event())
+        assert connection.open().error is None
+        reader.stop(Failure("timeout", "over"))
+        flight = connection.ask(
+            request_bytes(server.base_url + "/v1/chat/completions", {"messages": [{"content": "x"}]}, {})
+        )
+        connection.close()
+    assert flight is not None
+    assert flight.failure == Failure("timeout", "over")
+    late = reader.begin(socket.socket(), 0.0, SHORT)
+    late.wait()
+    assert late.failure == Failure("timeout", "over")
+
+
+def test_more_connections_than_files_are_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (50, 100))
+    with pytest.raises(
+        ValueError, match=r"concurrency: 500 connections need \d+ open files, and the system allows 100"
+    ):
+        measure("http://127.0.0.1:1", WORK, prompts(500), Load(500), "m")
+
+
+def test_every_field_is_either_needed_or_may_be_left_out() -> None:
+    body = request_body(WORK, prompts(1)[0], "m")
+    assert set(body) - set(OPTIONAL) == {"model", "messages", "max_tokens", "stream"}
+    assert set(OPTIONAL) <= set(body)
+
+
+def test_fields_that_a_server_refuses_can_be_left_out() -> None:
+    with ScriptedServer(lambda _: words(1)) as server:
+        measure(server.base_url, WORK, prompts(1), ONE, "m", omit=["top_k", "min_p"])
+    assert not {"top_k", "min_p"} & server.requests[0].keys()
+    assert server.requests[0]["top_p"] == 1.0

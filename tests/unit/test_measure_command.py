@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from ddtree_bench import cli
 from ddtree_bench.load import requests_table
 from ddtree_bench.load.live import Live
 from ddtree_bench.load.progress import Display, LiveRate
+from ddtree_bench.measuring import measured_folder
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -50,6 +52,24 @@ def server() -> Iterator[ScriptedServer]:
     """Answers every request with four tokens."""
     with ScriptedServer(lambda body: words(4)) as server:
         yield server
+
+
+RECORDED = ("load", "slos", "client", "counters", "planned", "aborted", "method")
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a measurement."""
+    folder = tmp_path_factory.mktemp("once")
+    with ScriptedServer(lambda body: words(4)) as server:
+        assert measure(server.base_url, folder) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def measured(once: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(once, tmp_path / "measured")
 
 
 def prompt_file(folder: Path, n: int = 6) -> Path:
@@ -105,7 +125,7 @@ def test_a_measurement_is_four_files_and_a_table(
     )
     assert set(found) >= KEYS
     assert (found["status"], found["output_tokens"], found["requests"]["ok"]) == ("ok", 24, 6)
-    assert found["requests"]["planned"] == 6 and found["requests"]["not_sent"] == 0
+    assert found["requests_planned"] == 6 and found["requests_not_sent"] == 0
     assert set(found["ttft_s"]) == {"mean", "p50", "p90", "p99"}
     assert found["ttft_s"]["mean"] == pytest.approx(rows["ttft_s"].mean())
     assert found["ttft_s"]["p99"] is None
@@ -288,7 +308,7 @@ def test_a_server_that_dies_in_the_middle_ends_the_cell_before_its_deadline(tmp_
     found = loaded(tmp_path)
     assert found["status"] == "partial" and found["reason"]
     assert 0 < found["requests"]["ok"] < 400
-    assert found["requests"]["not_sent"] + len(requests(tmp_path)) == 400
+    assert found["requests_not_sent"] + len(requests(tmp_path)) == 400
     assert "server" in loaded(tmp_path, "measurement.json")["aborted"]
 
 
@@ -298,7 +318,7 @@ def test_the_deadline_ends_a_cell_that_hangs(tmp_path: Path, capsys: pytest.Capt
         assert measure(server.base_url, tmp_path, "--deadline", "1", users=1) == 0
     found = loaded(tmp_path)
     assert (found["status"], found["requests"]["ok"], found["requests"]["timeout"]) == ("partial", 1, 1)
-    assert found["requests"]["not_sent"] == 4
+    assert found["requests_not_sent"] == 4
     assert "deadline" in capsys.readouterr().out
 
 
@@ -311,6 +331,37 @@ def test_nothing_measured_is_overwritten(
     assert "requests.parquet: exists, and nothing measured is overwritten" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_folder_with_any_of_the_four_files_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    assert measure(URL, tmp_path) == 2
+    assert f"{name}: exists, and nothing measured is overwritten; give another --out" in capsys.readouterr().err
+    assert (tmp_path / "out" / name).read_text() == "mine"
+
+
+def test_the_requests_are_kept_when_something_else_cannot_be_written(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, value: Any) -> None:
+        raise OverflowError("int too big to convert")
+
+    monkeypatch.setattr(measured_folder, "write_json", refuse)
+    assert measure(server.base_url, tmp_path) == 1
+    assert "out: not all of it could be written (int too big to convert); what is there is kept" in (
+        capsys.readouterr().err
+    )
+    assert len(requests_table.read(tmp_path / "out" / "requests.parquet")) == 6
+
+
+def test_a_prompt_file_whose_path_is_no_utf_8_is_recorded(server: ScriptedServer, tmp_path: Path) -> None:
+    odd = prompt_file(tmp_path).rename(tmp_path / os.fsdecode(b"odd\xff.jsonl"))
+    assert measure(server.base_url, tmp_path, "--prompts", str(odd)) == 0
+    assert loaded(tmp_path, "measurement.json")["workload"]["prompts"].endswith(r"odd\udcff.jsonl")
 
 
 URL = "http://127.0.0.1:9"
@@ -330,7 +381,7 @@ URL = "http://127.0.0.1:9"
         (["--url", "http://me:secret@host"], {}, "argument --url: holds a user or a password"),
         (["--url", f"{URL}/v1/chat/completions"], {}, "give the part before /v1"),
         (["--arrivals", "constant"], {}, "--arrivals constant: is of no use without --rate"),
-        (["--rate", "0"], {}, "--rate: '0'; give a number above 0"),
+        (["--rate", "0"], {}, "--rate: '0'; give a number of at least 0.001"),
         (["--rate", "nan"], {}, "--rate: 'nan'"),
         (["--top-p", "1.5"], {}, "--top-p: '1.5'; give a number above 0 and at most 1"),
         (["--deadline", "-1"], {}, "--deadline: '-1'"),
@@ -341,6 +392,19 @@ URL = "http://127.0.0.1:9"
         (["--tokenizer", "/no/such"], {}, "--tokenizer: .*/no/such"),
         (["--method", "EAGLE"], {}, "--method: invalid choice: 'EAGLE'"),
         (["--model", " "], {}, "--model: is empty"),
+        (["--model", "\udc80"], {}, r"--model: '\\udc80' is not UTF-8"),
+        (["--out", "/tmp/\udc80"], {}, r"--out: '/tmp/\\udc80' is not UTF-8"),
+        (["--url", f"{URL}/\udc80"], {}, "--url: .*is no URL"),
+        (["--max-tokens", "9" * 20], {}, "--max-tokens: '9{20}'; .* at most 9007199254740991"),
+        (["--top-k", "9" * 20], {}, "--top-k: '9{20}'; .* at most 9007199254740991"),
+        (["--seed", "9" * 5000], {}, "--seed: '9+'; give a whole number of at least 0"),
+        (["--num-requests", "1000001", "--repeat-prompts"], {}, "--num-requests: .* and at most 1000000"),
+        (["--concurrency", "9" * 20], {}, "--concurrency: '9{20}'"),
+        (["--rate", "1e-320"], {}, "--rate: '1e-320'; give a number of at least 0.001 and at most 1e"),
+        (["--rate", "1e300"], {}, "--rate: '1e300'"),
+        (["--stagger-ms", "1e20"], {}, "--stagger-ms: '1e20'; give a number of at least 0 and at most 1e"),
+        (["--idle-timeout", "1e30"], {}, "--idle-timeout: '1e30'; give a number above 0 and at most 1e"),
+        (["--temperature", "1e308"], {}, "--temperature: '1e308'"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_sent(
@@ -397,6 +461,34 @@ def test_metrics_needs_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "measurement.json: cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        *((key, ..., f"measurement.json: {key} is missing; restore the file") for key in RECORDED),
+        ("load", {"users": 3}, r"measurement.json: load cannot be used \(.*users"),
+        ("load", None, "measurement.json: load cannot be used"),
+        ("slos", {"ttft_s": -1}, r"measurement.json: slos cannot be used \(ttft_s: -1; an objective must be above 0"),
+        ("planned", "six", r"measurement.json: planned cannot be used \(it is 'six'\)"),
+    ],
+)
+def test_metrics_of_a_damaged_record_names_the_file_and_the_key(
+    measured: Path, key: str, value: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = measured / "measurement.json"
+    found = json.loads(path.read_text()) | {key: value}
+    path.write_text(json.dumps({name: one for name, one in found.items() if one is not ...}))
+    assert cli.main(["metrics", str(measured)]) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_metrics_of_samples_of_something_else_names_the_file(
+    measured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pd.DataFrame({"time": [1.0]}).to_parquet(measured / "server_samples.parquet")
+    assert cli.main(["metrics", str(measured)]) == 1
+    assert "server_samples.parquet: cannot be read (it has no column ['running', 'queued'])" in capsys.readouterr().err
+
+
 def test_metrics_refuses_what_measure_refuses(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -446,7 +538,7 @@ def test_a_signal_ends_the_cell_and_keeps_what_was_measured(tmp_path: Path, numb
             process.kill()
     assert process.returncode == 0, err
     found = loaded(tmp_path)
-    assert (found["status"], found["requests"]["ok"], found["requests"]["not_sent"]) == ("partial", 2, 3)
+    assert (found["status"], found["requests"]["ok"], found["requests_not_sent"]) == ("partial", 2, 3)
     assert loaded(tmp_path, "measurement.json")["aborted"] == f"interrupted by {number.name}"
     assert f"ended early: interrupted by {number.name}" in err and "2 of 6" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
@@ -454,7 +546,7 @@ def test_a_signal_ends_the_cell_and_keeps_what_was_measured(tmp_path: Path, numb
 
 WAITS_FOR_A_SIGNAL = """
 import time
-from ddtree_bench.ending import EndRequest
+from ddtree_bench.measuring.ending import EndRequest
 with EndRequest() as end:
     print("ready", flush=True)
     while True:

@@ -93,13 +93,13 @@ def test_fault_03_reasoning_is_output_from_its_first_event_on() -> None:
 @pytest.mark.parametrize("status", [s for s in requests_table.STATUSES if s != "ok"])
 def test_fault_04_failed_requests_are_counted_beside_and_never_in(status: str) -> None:
     good = steady_stream(100, 0.02, first=0.02)
-    bad = row([(1.0, "x", 1), (1.5, "x", 2), (30.0, "x", 3)], index=1, tokens=3, status=status)
+    bad = row([(1.0, "x", 1), (1.5, "x", 2), (30.0, "x", 3)], index=1, tokens=3, status=status, t_sent=1e-4)
     both, alone = cell(good, bad), cell(good)
     assert (both["requests"], both["requests_ok"], both[f"requests_{status}"]) == (2, 1, 1)
     assert both["throughput_full_tok_s"] == alone["throughput_full_tok_s"] == approx(100 / 2.0)
-    steady = ("throughput_steady_tok_s", "steady_window_s", "steady_token_share")
-    assert [both[name] for name in steady] == [None] * 3
-    assert (both["throughput_window"], alone["throughput_window"]) == ("full", "steady")
+    # The steady window is defined by what is in flight, and the failed request is: it lasts until 30.001 s.
+    assert (both["steady_window_s"], both["steady_token_share"]) == (approx(30.001), 1.0)
+    assert both["throughput_steady_tok_s"] == approx(100 / 30.001)
     assert alone["throughput_steady_tok_s"] == approx(100 / 2.001)
     assert both["ttft_mean_s"] == alone["ttft_mean_s"]
     assert (both["output_tokens"], both["output_tokens_all_requests"]) == (100, 103)
@@ -108,13 +108,13 @@ def test_fault_04_failed_requests_are_counted_beside_and_never_in(status: str) -
     assert metrics.request_metrics(frame(bad))[["ttft_s", "e2e_s", "tpot_s"]].isna().all(axis=None)
 
 
-def test_fault_04_a_request_that_timed_out_takes_nothing_from_the_throughput() -> None:
-    """3 s of answers and one that was silent for 300 s: 50 tok/s of one slot, not 0.5."""
+def test_fault_04_a_request_that_timed_out_takes_nothing_from_the_full_throughput() -> None:
+    """3 s of answers and one that was silent for 300 s: 50 tok/s of one slot, not 0.5. Steady holds its place."""
     rows = [steady_stream(50, 0.02, first=0.02, t_send=1.001 * i, index=i) for i in range(3)]
     silent = failed("timeout", index=3, t_send=3.003, t_end=303.0)
     of_cell = cell(*rows, silent)
-    figure = of_cell["throughput_steady_tok_s" if of_cell["throughput_window"] == "steady" else "throughput_full_tok_s"]
-    assert figure == approx(150 / 3.002, rel=1e-3)
+    assert of_cell["throughput_full_tok_s"] == approx(150 / 3.002, rel=1e-3)
+    assert of_cell["throughput_steady_tok_s"] == approx(150 / 303.0)
 
 
 def test_fault_05_the_peak_counts_tokens() -> None:
@@ -179,6 +179,15 @@ def test_one_event_and_an_eos_apart_has_a_time_per_token() -> None:
     metric = one(row([(0.4, "a", 1)], tokens=2, finish=0.5))
     assert metric[["n1", "tpot_s"]].tolist() == [1, approx(0.1)]
     assert pd.isna(metric["itl_mean_s"])
+
+
+def test_an_answer_with_its_eos_in_one_event_has_no_time_per_token() -> None:
+    """By a tokenizer the EOS is in N and in no text; no time passed, so nothing is said of the time per token."""
+    raw = row([(0.4, "abc", None)], tokens=4, event_tokenized=[3, 0, 0])
+    metric = one(raw)
+    assert metric[["n1", "output_tokens"]].tolist() == [3, 4]
+    assert pd.isna(metric["tpot_s"])
+    assert cell(raw)["decode_s_per_token"] is None
 
 
 def test_gaps_before_events_without_a_token_join_the_next() -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pages_server import SAMPLES, sample, serving
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ddtree_bench.servers import prometheus_text
+from ddtree_bench.servers import api, prometheus_text
 from ddtree_bench.servers.observation import INFO, LOADS, METRICS, Observation, difference, interpret, observe
 from ddtree_bench.servers.observation_names import MOMENTS, TOTALS
 from ddtree_bench.servers.pages import Pages, Unanswered
@@ -244,13 +245,51 @@ def test_a_counter_that_fell_was_reset_and_nothing_of_that_cell_counts() -> None
 
 
 def test_another_start_is_seen_though_no_counter_fell() -> None:
-    def at(started: float, requests: int) -> Observation:
-        text = f"# TYPE x gauge\nprocess_start_time_seconds {started}\nsglang:num_requests_total {requests}\n"
-        return interpret({INFO: info(), METRICS: text.encode()})
+    def at(requests: int, **started: object) -> Observation:
+        text = f"# TYPE x gauge\nsglang:num_requests_total {requests}\n"
+        told = {name: value for name, value in (json.loads(info()) | started).items() if value is not None}
+        return interpret({INFO: json.dumps(told).encode(), METRICS: text.encode()})
 
-    assert difference(at(100.5, 3), at(100.5, 8)).values["requests_total"] == 5
-    cell = difference(at(100.5, 3), at(170.5, 8))
-    assert cell.values == {} and "its start was 100.5 and is 170.5" in cell.missing["requests_total"]
+    first = {"startup_time": {"total": 9.0}, "random_seed": 1}
+    assert difference(at(3, **first), at(8, **first)).values["requests_total"] == 5
+    only_seed = {"startup_time": None, "random_seed": 1}
+    for before, after in (
+        (first, first | {"startup_time": {"total": 99.9}}),
+        (first, first | {"random_seed": 2}),
+        (only_seed, only_seed | {"random_seed": 2}),
+    ):
+        cell = difference(at(3, **before), at(8, **after))
+        assert cell.values == {} and "restarted in between: its start was " in cell.missing["requests_total"]
+    nothing = {"startup_time": None, "random_seed": None}
+    assert at(3, **nothing).started is None
+    assert difference(at(3, **nothing), at(8)).values["requests_total"] == 5, "what was not told is no other start"
+
+
+@pytest.mark.parametrize("release", ["0.5.14", "0.5.17", "0.5.21"])
+def test_every_release_tells_something_of_its_start(release: str) -> None:
+    told = json.loads(sample(release, "server_info.json"))
+    one, other = (interpret({INFO: json.dumps(told | {"random_seed": seed}).encode()}) for seed in (1, 2))
+    assert one.started != other.started and None not in (one.started, other.started)
+    again = interpret({INFO: json.dumps(told | {"random_seed": 1, "last_receive_tstamp": 9.0}).encode()})
+    assert again.started == one.started, "only what belongs to the start counts"
+
+
+def test_calls_go_to_the_server_itself_and_bring_only_the_key_they_were_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A proxy that refuses, and a .netrc for the server's host."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serving({"/health": b"", "/server_info": b"{}"}) as site:
+        assert api.health(site.base_url)
+        assert api.server_info(site.base_url, {"Authorization": "Bearer key"}) == {}
+        sent = [headers.get("Authorization") for _, headers in site.asked]
+    assert sent == [None, "Bearer key"]
 
 
 def test_another_version_is_a_restart() -> None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from pages_server import sample
 
-from ddtree_bench.servers.log_lines import CAPTURES, DECODE, PREFILL, RETRACTIONS, log_summary, parse_log
+from ddtree_bench.servers.log_lines import (
+    CAPTURES,
+    DECODE,
+    PREFILL,
+    RETRACTIONS,
+    WHY_NOT_LOGGED,
+    cell_log,
+    log_size,
+    log_summary,
+    parse_log,
+)
+from ddtree_bench.servers.sglang_releases import LOG_OFFERS
 
 
 def log(release: str, name: str) -> str:
@@ -60,6 +73,56 @@ def test_a_retraction_that_all_ranks_log_is_one() -> None:
     assert len(twice.retractions) == 2 and log_summary(twice)["retracted_requests"] == 2
     ranks = parse_log(one.replace(" TP0]", " DP0 TP0]") + one.replace(" TP0]", " DP1 TP1]"))
     assert log_summary(ranks)["retracted_requests"] == 4, "those of other requests are summed"
+
+
+def test_a_retraction_that_all_stages_of_a_pipeline_log_is_one() -> None:
+    one = log("0.5.14", "failure_log")
+    stages = parse_log(one.replace(" TP0]", " PP0 TP0]") + one.replace(" TP0]", " PP1 TP0]"))
+    assert stages.retractions["pp_rank"].tolist() == [0, 1]
+    assert log_summary(stages)["retracted_requests"] == 2
+
+
+@pytest.mark.parametrize("release", ["0.5.14", "0.5.16", "0.5.22"])
+def test_the_log_of_a_cell_is_what_was_written_meanwhile(release: str, tmp_path: Path) -> None:
+    text = sample(release, "decode_log.txt")
+    path = tmp_path / "server.log"
+    begin = text.rindex(b"\n", 0, text.index(b"Prefill batch")) + 1
+    path.write_bytes(text[:begin])
+    assert log_size(path) == begin
+    path.write_bytes(text + text[begin:])  # the cell, and the one after it
+    found = cell_log(path, begin, len(text))
+    assert found == {
+        "values": {
+            "decode_lines": 2,
+            "cuda_graph_line_share": 1.0,
+            "logged_accept_length_mean": 3.5,
+            "running_max": 4,
+            "retracted_requests": 0,
+            "verify_width": 16,
+        },
+        "missing": {},
+    }
+    assert cell_log(path, begin)["values"]["decode_lines"] == 4
+    assert set(found["values"]) == {one.name for one in LOG_OFFERS} == set(WHY_NOT_LOGGED)
+
+
+def test_a_cell_whose_log_says_nothing_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    assert log_size(path) == log_size(None) == 0
+    reasons = {
+        None: "the server was not started here, so its log is not to be had",
+        path: "the server's log cannot be read: No such file or directory",
+    }
+    for where, reason in reasons.items():
+        assert cell_log(where, 0) == {"values": {}, "missing": dict.fromkeys(WHY_NOT_LOGGED, reason)}
+    path.write_text("INFO: ready\n")
+    assert set(cell_log(path, 0)["missing"].values()) == {
+        "the server logged no batch that is known while the cell was measured"
+    }
+    path.write_bytes(sample("0.5.14", "decode_log_ar.txt"))
+    found = cell_log(path, 0)
+    assert found["values"]["decode_lines"] == 1
+    assert set(found["missing"]) == {"logged_accept_length_mean", "verify_width"}
 
 
 def test_lines_in_other_shapes() -> None:

@@ -17,6 +17,7 @@ from ddtree_bench import metrics
 from ddtree_bench.load import server_samples
 from ddtree_bench.load.server_samples import Sampler, sampler_for
 from ddtree_bench.servers.load_now import LoadNow, from_gauges
+from ddtree_bench.servers.observation import INFO, METRICS, interpret
 from ddtree_bench.servers.pages import Unanswered
 
 
@@ -65,6 +66,19 @@ def test_data_parallel_ranks_of_loads_are_summed() -> None:
 def test_a_server_that_tells_nowhere_has_no_sampler(pages: dict[str, bytes]) -> None:
     with serving(pages) as site:
         assert sampler_for(site.base_url) is None
+
+
+def test_gauges_of_single_priorities_are_part_of_the_one_of_all() -> None:
+    text = (
+        b'sglang:num_running_reqs{tp_rank="0",dp_rank="0",priority=""} 10\n'
+        b'sglang:num_running_reqs{tp_rank="0",dp_rank="0",priority="0"} 7\n'
+        b'sglang:num_running_reqs{tp_rank="0",dp_rank="0",priority="5"} 3\n'
+        b'sglang:num_queue_reqs{tp_rank="0",dp_rank="0",priority="0"} 2\n'
+        b'sglang:num_queue_reqs{tp_rank="0",dp_rank="0",priority="5"} 1\n'
+    )
+    assert from_gauges(text) == {"running_requests": 10, "queued_requests": 3}
+    found = interpret({INFO: sample("0.5.17", "server_info.json"), METRICS: text})
+    assert (found.values["running_requests"], found.values["queued_requests"]) == (10, 3)
 
 
 def test_a_server_that_is_gone_has_no_sampler() -> None:

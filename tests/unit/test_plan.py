@@ -13,12 +13,14 @@ from configurations import tree, write_project, write_prompts
 from ddtree_bench import keys, plan
 from ddtree_bench.config import ConfigError, validate
 from ddtree_bench.plan import Cell, Plan
+from ddtree_bench.project import Folders, Project
 
 ENVIRONMENTS = {"reference": "e" * 64, "sglang": "f" * 64}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.json").write_text("{}")
     return write_project(tmp_path)
 
 
@@ -55,7 +57,7 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         edit("seed", 2),
         edit("max_restarts", 0),
         edit("retry_failed", True),
-        edit("models/toy/tokenizer", "elsewhere/tokenizer.json"),
+        edit("models/toy/tokenizer", "tokenizer.json"),
         edit("workloads/short/slos", {"ttft_s": 0.5}),
         edit("workloads/short/request_timeout_s", 7),
         edit("workloads/short/cell_timeout_s", 7),
@@ -259,12 +261,39 @@ def test_arrivals_are_the_same_for_all_servers_of_a_repeat(root: Path) -> None:
     assert seeds == {(1, 1), (2, 2)}
 
 
+def test_the_seed_of_arrivals_is_keyed_where_something_arrives(root: Path) -> None:
+    opened, closed = build(open_loop(), root).cells[0], build(tree(), root).cells[0]
+    assert opened.identity["load"]["arrival_seed"] == 1
+    assert closed.identity["load"] == {"concurrency": 1, "kind": "closed", "rate": None, "arrivals": None}
+
+
 def test_views_of_open_loops_name_the_rate(root: Path) -> None:
     cells = build(open_loop(rate=[0.5, 2], concurrency=8, arrivals="constant"), root).cells
     assert {cell.view.rpartition("/")[2].split("-r1")[0] for cell in cells if cell.repeat == 1} == {
         "short-q0.5k-c8",
         "short-q2k-c8",
     }
+
+
+def test_two_rates_never_share_a_name() -> None:
+    rates = (1.0000001, 1.0000002, 0.1, 4.0, 256.0, 1e-7)
+    names = [plan.Load(8, "open", rate, "poisson").name for rate in rates]
+    assert names == ["q1.0000001-c8", "q1.0000002-c8", "q0.1-c8", "q4-c8", "q256-c8", "q1e-07-c8"]
+
+
+def test_a_changed_tokenizer_makes_the_tables_anew_and_no_cell(root: Path) -> None:
+    def opened(content: str | None) -> tuple[str, tuple[str, ...]]:
+        config = tree()
+        if content is not None:
+            (root / "tokenizer.json").write_text(content)
+            config["models"]["toy"]["tokenizer"] = "tokenizer.json"
+        parsed, points = validate(config, root)
+        built = plan.build(parsed, points, root, ENVIRONMENTS)
+        project = Project(parsed, built, Folders.below(root / "results"), root, ENVIRONMENTS)
+        return project.tables_plan, tuple(project.all_views())
+
+    plans, views = zip(*(opened(content) for content in (None, "{}", "{ }")), strict=True)
+    assert len(set(plans)) == 3 and len(set(views)) == 1
 
 
 def test_an_external_server_has_no_environment_and_stays_itself_at_another_address(root: Path) -> None:

@@ -163,6 +163,28 @@ def test_a_line_of_any_source_that_cannot_be_used_says_why(tmp_path: Path, lines
         prompts.read_plain(written(tmp_path / "p.jsonl", *lines))
 
 
+@pytest.mark.parametrize("levels", [99, 200, 5000, 200_000])
+def test_a_line_that_is_nested_too_deep_says_so(tmp_path: Path, levels: int) -> None:
+    deep = "[" * levels + "]" * levels
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"id": 1, "messages": [{{"role": "user", "content": {deep}}}]}}\n')
+    with pytest.raises(prompts.PromptError, match=r"p.jsonl:1: lists and objects lie in each other more than 100 deep"):
+        prompts.read_plain(path)
+
+
+def test_messages_with_parts_are_no_deep_nesting(tmp_path: Path) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    path = written(tmp_path / "p.jsonl", {"id": 1, "messages": [{"role": "user", "content": content}]})
+    assert len(prompts.read_plain(path)) == 1
+
+
+@pytest.mark.parametrize("read", [prompts.read, prompts.read_plain])
+def test_a_number_of_thousands_of_digits_says_where_it_stands(tmp_path: Path, read: Any) -> None:
+    path = written(tmp_path / "p.jsonl", f'{{"id": {"9" * 5000}, "prompt": "x"}}')
+    with pytest.raises(prompts.PromptError, match=r"p.jsonl:1: cannot be read \(Exceeds the limit"):
+        read(path)
+
+
 def test_prompts_are_taken_in_order_and_repeat_only_when_asked() -> None:
     all_ = listed(3)
     assert prompts.take(all_, 2) == all_[:2]

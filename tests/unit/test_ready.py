@@ -121,15 +121,9 @@ def test_a_server_that_others_end_is_not_at_fault(wait: Wait, launcher: LocalLau
 def test_calls(wait: Wait, launcher: LocalLauncher) -> None:
     wait(AR, *info(AR, counters={"requests_total": 3}))
     url = launcher.base_url()
-    assert api.health(url) and api.counters(url) == {"requests_total": 3}
+    assert api.health(url) and api.server_info(url)["counters"] == {"requests_total": 3}
     api.flush_cache(url)
     launcher.stop()
     assert not api.health(url)
     with pytest.raises(api.ApiError, match=r"POST .*/flush_cache"):
         api.flush_cache(url)
-
-
-def test_counters_that_are_missing_are_an_error(wait: Wait, launcher: LocalLauncher) -> None:
-    wait(AR, *info(AR))
-    with pytest.raises(api.ApiError, match="no counters"):
-        api.counters(launcher.base_url())

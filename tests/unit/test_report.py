@@ -259,3 +259,20 @@ def test_failures_of_the_chosen_budget_are_said(tmp_path: Path) -> None:
     results = make_results(tmp_path, Simulation(n_prompts=2, max_tokens=12, failing=failing))
     (line,) = content.answers(tables.build_tables(results.views, results.store))[0].notes
     assert line.endswith("over AR, n = 2 pairs; failed in 1 of 3 repeats, which have no score.")
+
+
+def test_cells_that_were_broken_off_are_told_from_failed_ones(tmp_path: Path) -> None:
+    simulation = Simulation(
+        n_prompts=2,
+        max_tokens=12,
+        failing={("dflash", 1): "died"},
+        records={("dflash", 2): {"aborted": "out of time"}},
+    )
+    results = make_results(tmp_path, simulation)
+    frames = tables.build_tables(results.views, results.store)
+    assert content.summary(frames)["Cells"] == "13 measured, 1 failed, 1 broken off"
+    assert rows_of(frames)["DFlash block 8"]["n"] == "1 (1 failed, 1 broken off)"
+    assert [failure["reason"] for failure in content.failures(frames["cells"])] == [
+        "failed: died",
+        "broken off: out of time",
+    ]

@@ -85,3 +85,9 @@ def test_points_with_and_without_a_rate_can_be_planned_together() -> None:
     config = tree()
     config["sweep"].append({**config["sweep"][0], "rate": 3})
     assert loads(expand(parse(config))) == [(1, None, None), (256, 3.0, "poisson")]
+
+
+def test_an_included_rate_has_a_bound_of_its_own() -> None:
+    points = expanded(concurrency=[1, 4], include=[{"rate": 4}, {"rate": 5, "concurrency": 8}, {"concurrency": 2}])
+    closed, opened = [(1, None, None), (4, None, None)], [(256, 4.0, "poisson"), (8, 5.0, "poisson")]
+    assert loads(points) == [*closed, *opened, (2, None, None)]

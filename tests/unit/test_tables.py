@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import tokenizers
 from store_factory import AR, DEMO, DFLASH, SMALL, Made, build, make_results, one, tree
 
 from ddtree_bench import columns, comparisons, metrics, tables
+from ddtree_bench.load.tokenizer import Tokenizer
 from ddtree_bench.plan import Load
 from ddtree_bench.records.store import REQUESTS
+from ddtree_bench.table_rows import Counting
 
 CRASH = "the server exited with code 3 during chat at c1"
 
@@ -283,3 +286,40 @@ def test_a_file_that_is_no_view_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"status": "ok"}')
     with pytest.raises(tables.TablesError, match=r"x\.json: is no view of a cell or a run"):
         tables.build_tables([tmp_path / "x.json"], tmp_path)
+
+
+def test_a_cell_that_was_broken_off_is_counted_as_such_everywhere(tmp_path: Path) -> None:
+    deadline = "the cell's deadline of 3 s was reached"
+    simulation = replace(SMALL, servers=(AR, DFLASH), records={("dflash", 2): {"aborted": deadline}})
+    built = build(tmp_path, replace(simulation, failing={("dflash", 3): CRASH}))
+    cells = built["cells"].query("server == 'dflash'").set_index("repeat")
+    assert cells["status"].to_dict() == {1: "ok", 2: "aborted", 3: "failed"}
+    assert cells["reason"].dropna().to_dict() == {2: deadline, 3: CRASH}
+    assert cells.loc[2, "output_tokens"] == 4 * 24 and pd.isna(cells.loc[3, "output_tokens"])
+    runs = built["runs"].query("server == 'dflash'").set_index("repeat")
+    counts = runs[["cells_ok", "cells_aborted", "cells_failed"]]
+    assert counts.to_numpy().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert set(built["acceptance"].query("server == 'dflash'")["repeat"]) == {1}
+    assert one(built["budget"], server="dflash")["n_failed"] == 2
+
+
+def words() -> tokenizers.Tokenizer:
+    """A tokenizer that takes each word as a token, as the answers of the factory have them."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0, "?": 1}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+def test_a_tokenizer_counts_stored_answers_when_tables_are_made(tmp_path: Path) -> None:
+    made = make_results(tmp_path, replace(SMALL, servers=(AR,), repeats=1, usage=False))
+    without = tables.build_tables(made.views, made.store)["cells"].iloc[0]
+    assert pd.isna(without["output_tokens"]) and without["checks_failed"] == "tokens_known"
+    assert without["tokenizer_sha256"] is None
+    given = {("local", AR.model.name, AR.model.revision): Counting(Tokenizer(words()), "d" * 64)}
+    counted = tables.build_tables(made.views, made.store, countings=given)["cells"].iloc[0]
+    requests = pd.read_parquet(next(made.store.rglob(REQUESTS)))
+    events = sum(list(kinds).count("token") for kinds in requests["event_kinds"])
+    assert (counted["output_tokens"], counted["token_source"]) == (events, "tokenizer")
+    assert counted["tokenizer_sha256"] == "d" * 64 and counted["throughput_full_tok_s"] > 0
+    other = {("elsewhere", AR.model.name, AR.model.revision): given["local", AR.model.name, AR.model.revision]}
+    assert pd.isna(tables.build_tables(made.views, made.store, countings=other)["cells"].iloc[0]["output_tokens"])

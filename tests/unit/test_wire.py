@@ -45,6 +45,12 @@ def test_a_request_is_what_a_server_expects() -> None:
     assert json.loads(body) == {"a": "ü"}
 
 
+def test_a_host_is_named_as_dns_knows_it_and_once() -> None:
+    sent = request_bytes("http://b\u00fccher.example:8000/v1/x", {}, {"host": "other"}).decode()
+    assert sent.count("ost: ") == 1
+    assert "Host: xn--bcher-kva.example:8000\r\n" in sent
+
+
 def test_a_body_that_is_chunked() -> None:
     answer = parse_answer(exchange(CHUNKED + b"3\r\nab", b"c\r\n4;x=y\r\nde", b"fg\r\n0\r\nTrailer: 1\r\n", b"\r\n"))
     assert (answer.http_status, answer.content_type, answer.broken) == (200, "text/event-stream", None)

@@ -30,7 +30,7 @@ def clone(endpoint: Server, tmp_path: Path) -> Iterator[Clone]:
     """A clone whose one target is the endpoint."""
     clone = Clone.make(tmp_path / "clone")
     target = {"launcher": "external", "engine": "reference", "url": f"{endpoint.url}/v1", "served_model": "served-toy"}
-    clone.config["targets"] = {"theirs": target}
+    clone.config["targets"] = {"theirs": target | {"flush_cache": True}}
     clone.config["workloads"]["first"]["slos"] = {"ttft_s": 30, "e2e_s": 60}
     clone.block.update(target="theirs", method="DDTREE", max_running_requests=4)
     yield clone
@@ -69,12 +69,66 @@ def test_cells_of_an_endpoint_are_measured_kept_and_tabled(clone: Clone, endpoin
     assert pd.read_csv(tables / "runs.csv")["gpu_count"].isna().all()
     assert set(pd.read_csv(tables / "speedup.csv")["comparison"]) == {"no_baseline"}
     assert pd.read_csv(tables / "crossovers.csv")["workload"].tolist() == ["first"]
+    told = endpoint.get("/server_info").json()
+    for view in views.values():
+        assert set(view["server_info"]) <= set(told) and not {"internal_states", "counters"} & set(view["server_info"])
+        assert view["server_info"]["start_id"] == told["start_id"] and view["ready_s"] is None
     before = rounds(endpoint)
     clone.config["workloads"]["first"]["slos"]["e2e_s"] = 1e-6
     clone.measure()
     assert pd.read_csv(tables / "cells.csv").set_index("workload").loc["first", "slo_met"] == 0
     assert rounds(endpoint) == before
     assert endpoint.process.poll() is None
+
+
+def test_repeats_on_one_running_server_are_one_run(clone: Clone) -> None:
+    clone.config["repeats"] = 3
+    clone.measure()
+    assert len({record["start_id"] for record in clone.records()}) == 1
+    tables = clone.root / "results" / "tables"
+    (budget,) = pd.read_csv(tables / "budget.csv").to_dict("records")
+    assert (budget["n"], budget["n_repeats"]) == (1, 3)
+    assert budget["throughput_tok_s"] > 0 and pd.isna(budget["throughput_low_tok_s"])
+    (run,) = pd.read_csv(tables / "runs.csv").to_dict("records")
+    assert (run["start_status"], run["cells_ok"]) == ("ok", 3) and pd.isna(run["ready_s"])
+
+
+def test_somebodys_cache_is_left_alone_unless_asked_for(clone: Clone) -> None:
+    del clone.config["targets"]["theirs"]["flush_cache"]
+    clone.measure()
+    (view,) = clone.views().values()
+    assert view["cache_not_flushed"] == "targets.theirs.flush_cache is not set"
+    clone.config["targets"]["theirs"]["flush_cache"] = True
+    assert "prefix cache emptied: was False, is True" in clone.measure(status=1)
+    clone.snakemake("probe")
+    clone.measure()
+    assert [record["cache_not_flushed"] for record in clone.records()].count(None) == 1
+
+
+def test_an_endpoint_that_goes_away_in_a_cell_is_no_failed_server(clone: Clone, tmp_path: Path) -> None:
+    short_lived = launch(tmp_path / "short_lived.log", *LAUNCHED, *TREE)
+    clone.config["targets"]["theirs"]["url"] = short_lived.url
+    clone.config["workloads"]["second"] |= {"max_tokens": 400, "ignore_eos": True, "blocks": [1, 2, 3, 4]}
+    clone.block.update(workload=["first", "second"])
+    process = clone.start("--", "measure")
+    try:
+        eventually(lambda: len(clone.records()) == 1, 90, "the first cell in the store")
+        answered = rounds(short_lived)
+        eventually(lambda: rounds(short_lived) >= answered + 2, 60, "answers of the second cell")
+        end(short_lived)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+        end(short_lived)
+    assert process.returncode == 1
+    assert f"targets.theirs.url: {short_lived.url}: the server accepts no connections any more" in output
+    first, second = sorted(clone.records(), key=lambda record: record["labels"]["workload"])
+    assert (first["status"], first["aborted"]) == ("ok", None)
+    assert second["status"] == "ok" and "accepts no connections any more" in second["aborted"]
+    assert second["request_statuses"]["ok"] >= 2
+    assert "does not answer" in clone.measure("--config", "retry_failed=true", status=1)
+    assert len(clone.records()) == 2
 
 
 def test_another_launch_configuration_is_refused_and_nothing_to_stop(clone: Clone, endpoint: Server) -> None:

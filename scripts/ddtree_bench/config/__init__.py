@@ -24,7 +24,7 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
         raise ConfigError(problems)
     config = parse(tree)
     problems = checks.check_references(config) + checks.check_local_targets(config)
-    problems += checks.check_external_targets(config)
+    problems += checks.check_external_targets(config) + checks.check_arrivals(config)
     if problems:
         raise ConfigError(problems)
     points = expand(config)
@@ -39,6 +39,7 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
     problems += checks.check_baselines(config, points)
     problems += checks.check_engine_limits(config, points)
     problems += checks.check_prompts(config, points, root)
+    problems += checks.check_tokenizers(config, points, root)
     if problems:
         raise ConfigError(problems)
     return config, points

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ddtree_bench.config.cell_prompts import cell_prompts
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
+from ddtree_bench.load.cell_prompts import cell_prompts
 from ddtree_bench.load.prompts import Prompt, PromptError
 from ddtree_bench.load.prompts import read as read_prompts
+from ddtree_bench.load.tokenizer import FILE as TOKENIZER_FILE
+from ddtree_bench.load.tokenizer import file_of as tokenizer_file
 from ddtree_bench.servers.command_line import REFERENCE_MODELS
+from ddtree_bench.targets.external import endpoint_of
 
 SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|access_?key|private_?key)$", re.IGNORECASE)
 SECRET_VALUE = re.compile(
@@ -40,7 +43,8 @@ def check_secrets(tree: Mapping[str, Any], where: str = "") -> list[str]:
             elif part not in (None, "", True, False) and _is_secret(str(key), str(part)):
                 found.append(
                     f"{path}: looks like a secret ({len(str(part))} characters); keep it out of the file: "
-                    "set it in your environment and name the variable in targets.<name>.pass_env"
+                    "set it in your environment and name the variable in targets.<name>.pass_env, or in "
+                    "targets.<name>.api_key_env when it is the key of an external endpoint"
                 )
     return found
 
@@ -58,8 +62,14 @@ def check_local_targets(config: Config) -> list[str]:
     ]
 
 
-EXTERNAL_KEYS = ("url", "served_model", "api_key_env")
+EXTERNAL_KEYS = ("url", "served_model", "api_key_env", "flush_cache")
 """Keys of a target that have a meaning for an external endpoint alone."""
+
+
+STARTED_KEYS = ("host", "port", "root", "stop_grace_s", "pass_env", "graph_memory_gib")
+"""Keys of a target that have a meaning for servers that are started alone."""
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_external_targets(config: Config) -> list[str]:
@@ -68,11 +78,18 @@ def check_external_targets(config: Config) -> list[str]:
     for name, target in config.targets.items():
         if target.launcher == "external":
             problems += _url_problems(f"targets.{name}.url", target.url)
+            problems += _variable_problems(f"targets.{name}.api_key_env", target.api_key_env)
+            problems += [
+                f"targets.{name}.{key}: is for servers that are started, and an external endpoint is up already; "
+                "take it out"
+                for key in STARTED_KEYS
+                if key in target.model_fields_set
+            ]
             continue
         problems += [
             f"targets.{name}.{key}: is for `launcher: external` alone, and this one is {target.launcher}; take it out"
             for key in EXTERNAL_KEYS
-            if getattr(target, key) is not None
+            if key in target.model_fields_set and getattr(target, key) is not None
         ]
     return problems
 
@@ -84,6 +101,16 @@ def check_engines(config: Config, points: Sequence[Coordinates]) -> list[str]:
         "use reference or sglang, or `launcher: external` for a server that is up already"
         for target in dict.fromkeys(point.target for point in points if point.engine == "other")
         if config.targets[target].launcher != "external"
+    ]
+
+
+def _variable_problems(where: str, name: str | None) -> list[str]:
+    """What is wrong with the name of a variable. It may be the key itself, so it is never shown."""
+    if name is None or VARIABLE.fullmatch(name):
+        return []
+    return [
+        f"{where}: is no name of an environment variable ({len(name)} characters; letters, digits and underscores, no "
+        "digit first); set the variable in your environment and give its name here, never the key"
     ]
 
 
@@ -103,20 +130,34 @@ def _url_problems(where: str, url: str | None) -> list[str]:
 
 
 def check_one_server_each(config: Config, points: Sequence[Coordinates]) -> list[str]:
-    """An external endpoint is one launch configuration, so a sweep can have but one server there."""
-    problems = []
+    """An external endpoint is one launch configuration, so a sweep can have but one server and one target for it."""
+    problems, endpoints = [], defaultdict[tuple[str, str], dict[str, Coordinates]](dict)
     for name, target in config.targets.items():
         here = [point for point in points if point.target == name]
-        servers = list({point.server: point for point in here}.values())
-        if target.launcher != "external" or len(servers) < 2:
+        if target.launcher != "external" or not here:
             continue
-        named = ", ".join(dict.fromkeys(_described(point) for point in servers))
-        problems.append(
-            f"sweep[{servers[1].block}].target: {name} is an external endpoint, which is one launch configuration, but "
-            f"{len(servers)} servers are planned there ({named}); keep the one that it is, "
-            "and give every other endpoint a target of its own"
-        )
+        servers = list({point.server: point for point in here}.values())
+        if len(servers) > 1:
+            problems.append(_several_servers(name, servers))
+        served = target.served_model or config.models[here[0].model].name
+        endpoints[endpoint_of(target.url or ""), served].setdefault(name, here[0])
+    for (_, served), targets in endpoints.items():
+        first, *others = targets
+        problems += [
+            f"targets.{name}.url: {config.targets[name].url} with the model {served} is the endpoint of "
+            f"targets.{first} as well, and one endpoint is one launch configuration; keep one target for it"
+            for name in others
+        ]
     return problems
+
+
+def _several_servers(target: str, servers: Sequence[Coordinates]) -> str:
+    named = ", ".join(dict.fromkeys(_described(point) for point in servers))
+    return (
+        f"sweep[{servers[1].block}].target: {target} is an external endpoint, which is one launch configuration, but "
+        f"{len(servers)} servers are planned there ({named}); keep the one that it is, "
+        "and give every other endpoint a target of its own"
+    )
 
 
 def _described(point: Coordinates) -> str:
@@ -152,6 +193,32 @@ def check_references(config: Config) -> list[str]:
             for name in dict.fromkeys(n for n in named if n is not None and n not in known):
                 problems.append(f"sweep[{index}].{key}: {name!r} is not in {key}s; {_nearest(name, known)}")
     return problems
+
+
+def check_arrivals(config: Config) -> list[str]:
+    """How requests arrive means something with a rate alone."""
+    return [
+        f"sweep[{index}].arrivals: {block.arrivals} without a rate, so nothing arrives; add `rate`, or take it out"
+        for index, block in enumerate(config.sweep)
+        if "arrivals" in block.model_fields_set and not block.rate and all(p.rate is None for p in block.include)
+    ]
+
+
+def check_tokenizers(config: Config, points: Sequence[Coordinates], root: Path) -> list[str]:
+    """Tokenizers are files of this machine, by targets that exist; those of the sweep's models must be there."""
+    problems = [
+        f"models.{name}.tokenizer.{target}: {target!r} is not in targets; {_nearest(target, list(config.targets))}"
+        for name, model in config.models.items()
+        for target in (model.tokenizer if isinstance(model.tokenizer, dict) else ())
+        if target not in config.targets
+    ]
+    for model, target in dict.fromkeys((point.model, point.target) for point in points):
+        given = config.models[model].tokenizer
+        path = given.get(target) if isinstance(given, dict) else given
+        where = f"models.{model}.tokenizer" + (f".{target}" if isinstance(given, dict) else "")
+        if path is not None and not tokenizer_file(root / Path(path).expanduser()).is_file():
+            problems.append(f"{where}: there is no {TOKENIZER_FILE} at {path}; mend the path, or take the key out")
+    return list(dict.fromkeys(problems))
 
 
 def check_methods(config: Config, points: Sequence[Coordinates]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The files made from code: the configuration's schema, default file and reference page, the tables' page."""
+"""The files that are made from code: schema, default configuration, and the reference pages of docs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from ddtree_bench.config import models
 from ddtree_bench.config.demo import DEMO
 from ddtree_bench.config.load import section_type
 from ddtree_bench.config.training import Training
+from ddtree_bench.metrics import document_keys
+from ddtree_bench.servers import releases_page
 
 SCHEMA_FILE = "config/schemas/config.schema.json"
 DEFAULT_FILE = "config/config.yaml"
 REFERENCE_FILE = "docs/configuration.md"
 TABLES_FILE = "docs/tables.md"
+METRICS_FILE = "docs/metrics-json.md"
+SERVER_VALUES_FILE = "docs/server-values.md"
 WIDTH = 116
 
 DEFAULT_HEAD = """\
@@ -58,6 +62,8 @@ def generated_files(root: Path) -> dict[Path, str]:
         root / DEFAULT_FILE: default_yaml(),
         root / REFERENCE_FILE: reference_page(),
         root / TABLES_FILE: columns.document(),
+        root / METRICS_FILE: document_keys.page(),
+        root / SERVER_VALUES_FILE: releases_page.page(),
     }
 
 

@@ -87,7 +87,9 @@ def _sentence(location: Sequence[str | int], errors: Sequence[Mapping[str, Any]]
     if error["type"] == "string_pattern_mismatch":
         return f"{where}: {error['input']!r} is not a name; use letters, digits and underscores, a letter first"
     remedy = " or ".join(item["msg"][:1].lower() + item["msg"][1:] for item in errors)
-    return f"{where}: {error['input']!r} is not allowed; {remedy}"
+    # What stands there may be the key itself.
+    shown = "what it holds" if location[-1] == "api_key_env" else repr(error["input"])
+    return f"{where}: {shown} is not allowed; {remedy}"
 
 
 def _is_union_tag(part: str | int) -> bool:

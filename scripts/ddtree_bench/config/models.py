@@ -52,6 +52,9 @@ class Target(Section):
     """The model's name in requests to an `external` endpoint; by default `models.<name>.name`."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of an `external` endpoint; its value is never recorded."""
+    flush_cache: bool = False
+    """Empty the prefix cache of an `external` endpoint before each cell (POST /flush_cache). It is everybody's there,
+    so this is asked for; of servers that are started it is always emptied."""
     description: str = ""
     """Free text for people; never part of a cell's identity."""
     host: str = "127.0.0.1"
@@ -61,9 +64,11 @@ class Target(Section):
     root: str | None = None
     """Folder on the target that holds deployed environments; by default results/environments/installed."""
     lease_dir: str | None = None
-    """Folder of the lease that keeps runs apart; by default one for all users of the machine."""
+    """Folder of the leases that keep runs apart, on the target and on the client's machine; by default one for all
+    users of the machine."""
     lease_wait_s: Annotated[float, Field(ge=0)] = 600.0
-    """How long a run waits for somebody else's run on this target before it fails with that owner's name."""
+    """How long a run waits for somebody else's run, on this target or on this machine, before it fails with that
+    owner's name."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 180.0
     """How long a server may take to become ready (a 590 GB model needs 645 s)."""
     stop_grace_s: Annotated[float, Field(gt=0)] = 8.0
@@ -106,7 +111,8 @@ class Model(Section):
     """Vocabulary, for the estimate of the graphs' logits."""
     tokenizer: str | dict[str, str] | None = None
     """Its tokenizer.json on this machine, or the folder that holds it (one path, or paths by target): counts the tokens
-    of an answer where the server does not say how many there were. Never part of a cell's identity."""
+    of stored answers, when tables are made, where the server did not say how many there were. It changes tables, never
+    what is measured."""
     paths: dict[str, str] = {}
     """Where its files lie, by target; not needed where the engine brings them. Never part of a cell's identity."""
 
@@ -142,7 +148,7 @@ class Workload(Section):
     top_k: Annotated[int, Field(ge=-1)] = -1
     """Top-k sampling, -1 for none; always sent, so that no server default applies."""
     seed: int = 0
-    """Seed of sampled decoding."""
+    """Seed of sampled decoding and, with the repeat's number added, of an open loop's arrivals."""
     ignore_eos: bool = False
     """Run every answer to max_tokens: equal lengths, but text after its end inflates the accept length."""
     repeat_prompts: bool = False
@@ -152,7 +158,8 @@ class Workload(Section):
     slos: Slos | None = None
     """Objectives for the goodput. They change tables, never what is measured."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Longest time from sending a request to the end of its answer; one that takes longer is a `timeout`."""
+    """Longest time from sending a request to the end of its answer; one that takes longer is a `timeout`. No part of a
+    cell's identity: after raising it, `retry_failed` measures the cells with such requests again."""
     cell_timeout_s: Annotated[float, Field(gt=0)] = 7200.0
     """Longest time of a cell. What is in flight then is a `timeout`, the rest is not sent, and no ratio is given."""
 
@@ -187,7 +194,7 @@ class Point(Section):
     workload: Name | None = None
     """A key of `workloads`."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """Requests kept in flight; with a rate, the most in flight."""
+    """Requests kept in flight; with a rate, the most in flight (in `include` by default 256)."""
     rate: Annotated[float, Field(gt=0)] | None = None
     """Requests that arrive a second (open loop)."""
 
@@ -269,7 +276,8 @@ class Config(Section):
     max_restarts: Annotated[int, Field(ge=0)] = 2
     """How often a run starts its server again after a crash to measure the cells that are left."""
     retry_failed: Switch = False
-    """Measure failed cells again, and those that were broken off at `cell_timeout_s`."""
+    """Measure failed cells again, those that were broken off at `cell_timeout_s`, and those with requests that ran
+    into `request_timeout_s`."""
     allow_missing_baseline: Switch = False
     """Plan DFLASH or DDTREE without AR beside it; such cells get no speed-up."""
     comparisons: list[Comparison] = []

@@ -82,7 +82,17 @@ def _points(config: Config, index: int, block: SweepBlock) -> Iterator[Coordinat
             yield point
     first = Point(**{name: axis[0] for name, axis in zip(AXES, axes, strict=True)})
     for addition in block.include:
-        yield _resolve(config, index, block, first.model_copy(update=addition.model_dump(exclude_none=True)))
+        yield _resolve(config, index, block, _included(first, addition))
+
+
+def _included(first: Point, addition: Point) -> Point:
+    """A point of `include`: the block's first values fill what it does not say.
+
+    A rate of its own comes with a bound of its own: the concurrency of the block's closed loops is none.
+    """
+    given = addition.model_dump(exclude_none=True)
+    bound = {"concurrency": None} if addition.rate is not None else {}
+    return first.model_copy(update=bound | given)
 
 
 def _resolve(config: Config, index: int, block: SweepBlock, point: Point) -> Coordinates:

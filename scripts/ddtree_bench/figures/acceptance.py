@@ -11,17 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ddtree_bench.comparisons import succeeded
+from ddtree_bench.comparisons import n_starts, over_starts, succeeded
 from ddtree_bench.figures import style
 from ddtree_bench.figures.facets import failed_of, failures, in_order, looks, marks, panels
-from ddtree_bench.stats import mean_interval
 
 TITLE = "Acceptance by depth"
 CAPTION = (
     "Share of verify rounds in which at least d drafts were accepted, for each configuration. The sum over all depths "
     "is the number of drafts accepted a round, that is the accept length (whole rounds) less the bonus token. A tree "
     "lifts the curve at small depths, where a chain stops at its first wrong draft; where curves meet, further nodes "
-    "buy nothing. Marks are means over runs (fresh server starts), a run that never got so deep counting as 0; bars "
+    "buy nothing. Marks are means over runs (server starts), a run that never got so deep counting as 0; bars "
     "are the 95 % t-interval; greedy decoding repeats itself, so there the interval can have no width. AR drafts "
     "nothing and has no curve."
 )
@@ -116,7 +115,7 @@ def _lines(cells: pd.DataFrame, acceptance: pd.DataFrame, common: dict[str, Any]
     by_depth = by_depth.reindex(columns=list(reporting["plan_key"])).fillna(0.0)
     lines: list[dict[str, Any]] = []
     for depth, values in by_depth.iterrows():
-        interval = mean_interval(values)
+        interval = over_starts(reporting, values)
         at = {**common, "depth": int(str(depth))}
         lines.append(
             {
@@ -131,7 +130,7 @@ def _lines(cells: pd.DataFrame, acceptance: pd.DataFrame, common: dict[str, Any]
         lines += [
             {**at, "kind": "run", "repeat": cell["repeat"], "value": value, "rounds": cell["rounds"]}
             for cell, value in zip(reporting.to_dict("records"), values, strict=True)
-            if interval.n <= style.MAX_POINTS
+            if len(values) <= style.MAX_POINTS
         ]
     return lines
 
@@ -178,10 +177,11 @@ def _handles(groups: Sequence[tuple[str, pd.DataFrame]], strokes: dict[str, styl
 
 
 def _notes(groups: Sequence[tuple[str, pd.DataFrame]]) -> list[str]:
-    counts = [len(succeeded(group)) for _, panel in groups for group in in_order(panel[panel["method"] != "AR"])]
+    drafting = [panel[panel["method"] != "AR"] for _, panel in groups]
+    counts = [n_starts(succeeded(group)) for panel in drafting for group in in_order(panel)]
     interval, points = style.interval_note(counts, "bars"), style.points_note(counts, "single runs")
     lines = [
-        f"{style.n_of(counts)} (fresh server starts). Marks: mean of the runs; {interval}{points}. "
+        f"{style.n_of(counts)} ({style.starts_of(drafting)}). Marks: mean of the runs; {interval}{points}. "
         "B: budget, K: top-k cap, C: concurrency."
     ]
     for title, panel in groups:

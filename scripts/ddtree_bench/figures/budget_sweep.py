@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ddtree_bench.comparisons import succeeded
+from ddtree_bench.comparisons import n_starts, succeeded
 from ddtree_bench.figures import style
 from ddtree_bench.figures.curve import draw_curve, draw_failed_runs
 from ddtree_bench.figures.facets import failed_of, failures, in_order, marks, panels
@@ -24,7 +24,7 @@ CAPTION = (
     "Throughput, accept length and round time of DDTree over its budget (tree nodes a round), one row a target, "
     "workload and concurrency. A larger budget raises accept length and round time; throughput rises only while the "
     "first outweighs the second. Horizontal lines are AR and DFlash, their bands the 95 % t-interval over runs; large "
-    "marks are means over runs with the same interval, small ones single runs (fresh server starts). AR commits one "
+    "marks are means over runs with the same interval, small ones single runs (server starts). AR commits one "
     "token a step, so its accept length is 1 by definition and its round time that of a step. The accept length is "
     "that of whole rounds, before the cut at the end of an answer; the speed-up figure has the pooled form. All axes "
     "start at zero. Crosses above an axis are no measurements: they stand over budgets with failed runs, with how many "
@@ -229,11 +229,11 @@ def _named(label: str, panel: pd.DataFrame) -> str:
 
 
 def _notes(groups: Sequence[tuple[str, pd.DataFrame]], windows: Mapping[str, str]) -> list[str]:
-    counts = [len(succeeded(group)) for _, panel in groups for group in in_order(panel)]
+    counts = [n_starts(succeeded(group)) for _, panel in groups for group in in_order(panel)]
     interval = style.interval_note(counts, "bars and bands")
-    points = style.points_note(counts, "single runs")
+    points, starts = style.points_note(counts, "single runs"), style.starts_of([panel for _, panel in groups])
     lines = [
-        f"{style.n_of(counts)} (fresh server starts). Large marks: mean; {interval}{points}. "
+        f"{style.n_of(counts)} ({starts}). Large marks: mean; {interval}{points}. "
         f"B: budget, K: top-k cap, C: concurrency. Throughput over {_windows(windows)}. Axes start at 0."
     ]
     for title, panel in groups:

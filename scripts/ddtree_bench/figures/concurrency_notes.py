@@ -10,7 +10,7 @@ import pandas as pd
 from ddtree_bench.comparisons import succeeded
 from ddtree_bench.figures import style
 from ddtree_bench.figures.concurrency_data import Part
-from ddtree_bench.figures.facets import in_order, marks_of, shortened
+from ddtree_bench.figures.facets import NOT_MEASURED, in_order, marks_of, shortened
 
 
 def notes_of(found: Sequence[Part]) -> list[str]:
@@ -35,9 +35,10 @@ def notes_of(found: Sequence[Part]) -> list[str]:
 
 def _about_marks(found: Sequence[Part]) -> str:
     runs = [int(n) for part in found for n in part.budget["n"]]
+    starts = style.starts_of([part.cells for part in found])
     interval = style.interval_note(runs, "bars", "95 % t-interval over runs, of ratios of their logarithm")
     return (
-        f"{style.n_of(runs)} (fresh server starts). Large marks: mean of runs, geometric mean of ratios of runs of one "
+        f"{style.n_of(runs)} ({starts}). Large marks: mean of runs, geometric mean of ratios of runs of one "
         f"repeat and block; {interval}{style.points_note(runs, 'single runs and pairs')}. B: budget, K: top-k cap. "
         f"Throughput over {_windows(found)}; its axis starts at 0."
     )
@@ -128,16 +129,16 @@ def _where(rows: pd.DataFrame) -> str:
 
 
 def _failures(part: Part) -> list[str]:
-    """For each configuration and reason of its failed runs: at which concurrencies, and how many of how many."""
+    """For each configuration, status and reason of runs that failed or were broken off: where, and how many of them."""
     notes = []
     for name in part.order:
         mine = part.cells[part.cells["configuration"] == name]
-        failed = mine[mine["status"] != "ok"].fillna({"reason": "no reason recorded"})
-        for reason, rows in failed.groupby("reason", sort=False):
+        lost = mine[mine["status"] != "ok"].fillna({"reason": "no reason recorded"})
+        for (status, reason), rows in lost.groupby(["status", "reason"], sort=False):
             counts = [
                 f"{c} ({len(some)}/{(mine['concurrency'] == c).sum()})" for c, some in rows.groupby("concurrency")
             ]
-            notes.append(f"{name}: runs failed at C = {', '.join(counts)}: {shortened(reason)}")
+            notes.append(f"{name}: runs {NOT_MEASURED[status]} at C = {', '.join(counts)}: {shortened(reason)}")
     return notes
 
 

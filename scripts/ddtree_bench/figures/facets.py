@@ -18,6 +18,31 @@ LABELS = ("server",)
 """Columns that are names themselves."""
 APART = " · "
 
+NOT_MEASURED: Mapping[str, str] = {"failed": "failed", "aborted": "broken off"}
+"""The statuses of cells that enter no ratio, in words."""
+
+MARKED_ITSELF: Mapping[str, str] = {
+    "complete": "requests succeeded",
+    "tokens_agree": "the server's count",
+    "admitted": "requests ran at once",
+    "steady_window": "no steady window",
+    "identity": "tokens are not",
+    "tree_branches": "",
+    "prompts_repeated": "prompts used more than once",
+    "cached_prompts": "from the prefix cache",
+}
+"""Checks whose subject has a mark of its own, and the words of it; that of chains is left out where they are meant."""
+
+CHECK_MARKS: Mapping[str, str] = {
+    "tokens_known": "output tokens are not known: no usage, no tokenizer",
+    "delivered_load": "other numbers of requests on the server than in flight at the client",
+    "method": "the server's rounds are not those of the method",
+    "peak": "the peak is below what the mean allows",
+    "lengths": "answers longer than max_tokens, or ended by length before it",
+    "client_healthy": "the client itself was too slow: its numbers may be off",
+}
+"""What a failed check means to a reader. A check that has neither form is named as it is."""
+
 
 def panels(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The frame cut by target, engine, model, parallelism, workload and load, with a title of what tells them apart.
@@ -119,16 +144,17 @@ def _size(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def failures(cells: pd.DataFrame, where: str = "") -> list[str]:
-    """A note for each configuration with failed cells: how many of how many, and why."""
+    """A note for each configuration with cells that failed or were broken off: how many of how many, and why."""
     notes = []
     for group in in_order(cells):
-        failed = group[group["status"] != "ok"]
-        if failed.empty:
-            continue
-        reasons = [str(reason) for reason in dict.fromkeys(failed["reason"].fillna("no reason recorded"))]
-        text = "; ".join(shortened(reason) for reason in reasons)
-        place = f"{where}: " if where else ""
-        notes.append(f"× {place}{group['configuration'].iloc[0]}: {len(failed)} of {len(group)} runs failed: {text}")
+        for status, words in NOT_MEASURED.items():
+            lost = group[group["status"] == status]
+            if lost.empty:
+                continue
+            reasons = [str(reason) for reason in dict.fromkeys(lost["reason"].fillna("no reason recorded"))]
+            text = "; ".join(shortened(reason) for reason in reasons)
+            place = f"{where}: " if where else ""
+            notes.append(f"× {place}{group['configuration'].iloc[0]}: {len(lost)} of {len(group)} runs {words}: {text}")
     return notes
 
 
@@ -138,7 +164,7 @@ def shortened(reason: str) -> str:
 
 
 def failed_of(cells: pd.DataFrame) -> str:
-    """`1/4` for a configuration with failed runs, "" without."""
+    """`1/4` for a configuration with runs that failed or were broken off, "" without."""
     failed = int((cells["status"] != "ok").sum())
     return f"{failed}/{len(cells)}" if failed else ""
 
@@ -166,7 +192,27 @@ def marks_of(cells: pd.DataFrame) -> list[str]:
         "text after its end (ignore_eos), which inflates the accept length": _any(good["ignore_eos"]),
         "tokens differ from the server's count by more than 1 %": _any(good["counter_mismatch"]),
     }
-    return [text for text, applies in found.items() if applies]
+    shown = [text for text, applies in found.items() if applies]
+    return shown + _of_checks(good, shown) + _of_endpoint(good)
+
+
+def _of_checks(good: pd.DataFrame, shown: Sequence[str]) -> list[str]:
+    """A mark for each failed check that none of the marks `shown` stands for."""
+    failed = _words(good["checks_failed"])
+    unsaid = [name for name in failed if not any(MARKED_ITSELF.get(name, APART) in text for text in (*shown, ""))]
+    return [CHECK_MARKS.get(name, f"check failed: {name}") for name in unsaid]
+
+
+def _of_endpoint(good: pd.DataFrame) -> list[str]:
+    """What is not as with a server that was started for the run."""
+    silent = _words(good["not_confirmed"])
+    found = [f"launch configuration not confirmed: {', '.join(silent)}"] if silent else []
+    return found + (["prefix cache not emptied"] if good["cache_not_flushed"].notna().any() else [])
+
+
+def _words(values: pd.Series) -> list[str]:
+    """The distinct words of a column of lists with a blank between."""
+    return list(dict.fromkeys(word for value in values.dropna() for word in str(value).split()))
 
 
 def _any(values: pd.Series) -> bool:

@@ -332,7 +332,7 @@ def _failed_at_right(axis: Axes, panel: pd.DataFrame, places: Mapping[str, int])
         place = places[row["configuration"]]
         axis.plot([1], [place], transform=at, clip_on=False, **style.failed_mark(not row["n"]))
         axis.annotate(
-            f"{row['n_failed']}/{row['n'] + row['n_failed']}",
+            f"{row['n_failed']}/{row['n_repeats'] + row['n_failed']}",
             (1, place),
             xycoords=axis.get_yaxis_transform(),
             xytext=(SPEED_AT + 14, 0),

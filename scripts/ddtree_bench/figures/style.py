@@ -19,6 +19,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
+from ddtree_bench.plan import EXTERNAL
 from ddtree_bench.stats import MIN_REPEATS
 
 SINGLE_COLUMN = 3.35
@@ -178,6 +179,15 @@ def n_of(counts: Sequence[int], unit: str = "run") -> str:
     good = sorted({int(count) for count in counts if count > 0}) or [0]
     span = str(good[0]) if len(good) == 1 else f"{good[0]}–{good[-1]}"
     return f"n = {span} {unit}{'' if good == [1] else 's'}"
+
+
+def starts_of(parts: Sequence[pd.DataFrame]) -> str:
+    """What a run is in these rows of the cells table: a fresh server start, but not of an endpoint that runs on."""
+    external = {environment == EXTERNAL for part in parts for environment in part["environment"]}
+    endpoints = "external endpoints: repeats on one running server count as one"
+    return {(True,): endpoints, (False, True): f"fresh server starts; {endpoints}"}.get(
+        tuple(sorted(external)), "fresh server starts"
+    )
 
 
 def interval_note(counts: Sequence[int], bars: str, kind: str = "95 % t-interval over runs", unit: str = "run") -> str:

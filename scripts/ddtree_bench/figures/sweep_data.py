@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from ddtree_bench.comparisons import succeeded
+from ddtree_bench.comparisons import over_starts, succeeded
 from ddtree_bench.figures import style
 from ddtree_bench.figures.facets import name_of
-from ddtree_bench.stats import mean_interval
 
 DRAWN = [
     "panel",
@@ -58,7 +57,7 @@ def marks_of_group(group: pd.DataFrame, metric: Metric, window: str) -> list[dic
     common = {"method": first["method"], "configuration": first["configuration"], "budget": first["budget"]}
     good = succeeded(group)
     values = _values(good, metric, window)
-    interval = mean_interval(values)
+    interval = over_starts(good, values)
     rows: list[dict[str, Any]] = []
     if interval.n:
         rows.append(
@@ -74,7 +73,7 @@ def marks_of_group(group: pd.DataFrame, metric: Metric, window: str) -> list[dic
     rows += [
         {**common, "kind": "run", "repeat": r, "value": v}
         for r, v in zip(good["repeat"], values, strict=True)
-        if v == v and interval.n <= style.MAX_POINTS
+        if v == v and values.notna().sum() <= style.MAX_POINTS
     ]
     failed = group[group["status"] != "ok"]
     rows += [

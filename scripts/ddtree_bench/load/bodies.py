@@ -11,6 +11,23 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 """Where a request goes, by endpoint."""
 
 
+OPTIONAL = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "n",
+    "seed",
+    "ignore_eos",
+    "stream_options",
+    "return_spec_tokens_details",
+)
+"""Fields that may be left out for a server that refuses them."""
+
+
 def request_body(workload: Workload, prompt: Prompt, model: str) -> dict[str, Any]:
     """Return the JSON body for one prompt.
 

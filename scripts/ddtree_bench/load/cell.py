@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,8 @@ import pandas as pd
 from ddtree_bench.load import requests_table, server_samples
 from ddtree_bench.load.arrivals import STAGGER_S, intended_starts
 from ddtree_bench.load.bodies import PATHS, request_body
-from ddtree_bench.load.client_record import Scheduling, scheduling, undisturbed
-from ddtree_bench.load.connection import Connection, Flight
+from ddtree_bench.load.client_record import Scheduling, allow_connections, scheduling, undisturbed
+from ddtree_bench.load.connection import Connection, Flight, tls_context
 from ddtree_bench.load.exchange import DEFAULT_LIMITS, Failure, Limits
 from ddtree_bench.load.live import Live, TokenCount
 from ddtree_bench.load.prompts import Prompt
@@ -53,7 +53,8 @@ class Measurement:
         How the client itself fared: wall_s and the process's cpu_s from the first request to the last answer;
         events_read (reads of all answers); of the reading thread reader_cpu_s, reader_wait_s (ready, but without a CPU)
         and reader_slices (how often it got one); run_queue_wait_s of all its threads, summed; kernel_stamps (there are
-        lags) and clock_stepped (their clock was set meanwhile, so they have none); connections_preopened;
+        lags) and clock_stepped (their clock was set meanwhile, so they have none); connections_preopened, and
+        connection_retries it took;
         server_sample_errors (samples that failed). None where the kernel does not say or nothing was asked for.
     server_samples : DataFrame
         Columns of server_samples.COLUMNS; no row without a `sample` to call.
@@ -85,6 +86,7 @@ def measure(
     watch: Callable[[Live], None] | None = None,
     stagger_s: float = STAGGER_S,
     seed: int = 0,
+    omit: Collection[str] = (),
 ) -> Measurement:
     """Send every prompt once, as the load says, and return the raw record.
 
@@ -92,19 +94,24 @@ def measure(
     flight and ends the cell, as does `limits.cell_s`. `sample` returns the server's own counts; it is called every
     second in a thread of its own. `watch` is called about twice a second in this thread. `headers` are sent with every
     request. `tokenizer` counts the tokens of answers whose server does not. `stagger_s` is the pause between the first
-    sends of the users of a closed loop, `seed` that of Poisson arrivals.
+    sends of the users of a closed loop, `seed` that of Poisson arrivals. `omit` names fields of the body that are not
+    to be sent, for servers that refuse what the OpenAI API does not have.
 
     Requests that fail are rows; nothing about the server is raised. Raises ValueError for a concurrency below 1, no
-    prompts, limits that are not above 0, an open loop without a rate, or an unusable URL.
+    prompts, limits that are not above 0, an open loop without a rate, more connections than the system allows open
+    files, or an unusable URL.
     """
     _check(load, prompts, limits)
     url = f"{base_url.rstrip('/')}{PATHS[workload.endpoint]}"
+    bodies = [_without(request_body(workload, prompt, model), omit) for prompt in prompts]
     requests = [
-        _Request(index, prompt, request_bytes(url, request_body(workload, prompt, model), headers or {}))
-        for index, prompt in enumerate(prompts)
+        _Request(index, prompt, request_bytes(url, body, headers or {}))
+        for index, (prompt, body) in enumerate(zip(prompts, bodies, strict=True))
     ]
     starts = intended_starts(load, len(requests), seed)
-    cell = _Cell(base_url, requests, starts, min(load.concurrency, len(requests)), limits, stagger_s)
+    users = min(load.concurrency, len(requests))
+    allow_connections(users)
+    cell = _Cell(base_url, requests, starts, users, limits, stagger_s)
     with undisturbed():
         cell.run(abort, sample, watch)
     rows = (requests_table.row(one, workload.max_tokens, tokenizer) for one in cell.sent())
@@ -115,6 +122,10 @@ def measure(
         planned=len(requests),
         aborted=cell.aborted,
     )
+
+
+def _without(body: dict[str, Any], omit: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in omit}
 
 
 def _check(load: Load, prompts: Sequence[Prompt], limits: Limits) -> None:
@@ -192,13 +203,17 @@ class _Cell:
         self._reader = Reader()
         self._flown: list[_Flown] = []
         self._tokens = TokenCount()
+        self._cut = False
         self.aborted: str | None = None
         self.client: dict[str, float | int | bool | None] = {}
         self.samples = server_samples.frame([])
 
     def sent(self) -> Iterator[Sent]:
         """The requests that were sent, by index; without lags when the clock of the kernel's stamps was set."""
-        return (self._record(one) for one in sorted(self._flown, key=lambda one: one.request.index))
+        self._flown.sort(key=lambda one: one.request.index, reverse=True)
+        # Each is let go when its record is made: raw answers are larger than what is made of them.
+        while self._flown:
+            yield self._record(self._flown.pop())
 
     def _record(self, one: _Flown) -> Sent:
         exchange = one.flight.exchange(self._reader)
@@ -216,8 +231,9 @@ class _Cell:
         with ExitStack() as stack:
             sampler = stack.enter_context(server_samples.Sampler(sample)) if sample else None
             reader = stack.enter_context(self._reader)
+            tls = tls_context(self._base_url)
             connections = [
-                stack.enter_context(closing(Connection(self._base_url, self._limits, reader, self._stopping)))
+                stack.enter_context(closing(Connection(self._base_url, self._limits, reader, self._stopping, tls)))
                 for _ in range(self._users)
             ]
             pool = stack.enter_context(ThreadPoolExecutor(self._users, thread_name_prefix="user"))
@@ -233,7 +249,8 @@ class _Cell:
             self.client = {
                 "wall_s": time.perf_counter() - self._begun,
                 "cpu_s": time.process_time() - cpu,
-                "connections_preopened": opened.count(None),
+                "connections_preopened": sum(one.error is None for one in opened),
+                "connection_retries": sum(one.retries for one in opened),
                 "server_sample_errors": sampler.errors if sampler else None,
                 "clock_stepped": reader.clock_stepped,
             }
@@ -286,6 +303,8 @@ class _Cell:
             if intended is not None and self._stopping.wait(max(0.0, intended - time.perf_counter())):
                 break
             flight = connection.ask(request.content)
+            if flight is None:
+                break
             self._flown.append(_Flown(request, number, intended, flight))
             if _never_connected(flight) and self._server_is_gone():
                 self.aborted = "the server takes no connections any more"
@@ -298,7 +317,7 @@ class _Cell:
         next_watch = 0.0
         while not tally.complete.wait(POLL_S):
             now = time.perf_counter()
-            if not self.aborted:
+            if not self._cut:
                 self._look_for_an_end(abort, now)
             if watch and now >= next_watch:
                 watch(self._live(now))
@@ -308,16 +327,21 @@ class _Cell:
 
     def _look_for_an_end(self, abort: Callable[[], str | None], now: float) -> None:
         if now - self._begun > self._limits.cell_s:
-            self.aborted = f"the cell's deadline of {self._limits.cell_s:g} s was reached"
-            self._stop(Failure("timeout", self.aborted))
-        elif reason := abort():
-            self.aborted = reason
-            self._stop(Failure("truncated", f"interrupted: {reason}"))
+            reason = f"the cell's deadline of {self._limits.cell_s:g} s was reached"
+            self._cut_short(reason, Failure("timeout", reason))
+        elif given := abort():
+            self._cut_short(given, Failure("truncated", f"interrupted: {given}"))
+
+    def _cut_short(self, reason: str, failure: Failure) -> None:
+        self._cut = True
+        self.aborted = self.aborted or reason
+        self._stop(failure)
 
     def _server_is_gone(self) -> bool:
-        """Whether the last requests, two a user and ten at least, all failed to connect: the others would as well."""
-        last = self._flown[-max(_GONE_AFTER, 2 * self._users) :]
-        return len(last) >= _GONE_AFTER and all(_never_connected(one.flight) for one in last)
+        """Whether the last requests, two a user and ten at least, found no connection: the others would not either."""
+        wanted = max(_GONE_AFTER, 2 * self._users)
+        last = self._flown[-wanted:]
+        return len(last) == wanted and all(_never_connected(one.flight) for one in last)
 
     def _stop(self, failure: Failure) -> None:
         self._stopping.set()
@@ -338,7 +362,7 @@ class _Cell:
 
 
 def _never_connected(flight: Flight) -> bool:
-    return flight.failure is not None and flight.failure.status == "connect_error"
+    return flight.failure is not None and flight.failure.status == "connect_error" and flight.reading is None
 
 
 def _total_wait(records: Sequence[Scheduling | None]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _SWITCH_S = 0.0005
+_SPARE_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,23 @@ def scheduling() -> Scheduling | None:
     except (OSError, ValueError):
         return None
     return Scheduling(cpu / 1e9, wait / 1e9, slices)
+
+
+def allow_connections(users: int) -> None:
+    """Let the process have as many open files as the connections of `users` take.
+
+    Raises ValueError when the system does not allow that; the message names the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = users + len(list(Path("/proc/self/fd").iterdir())) + _SPARE_FILES
+    if needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ValueError(
+            f"concurrency: {users} connections need {needed} open files, and the system allows {hard}; "
+            "raise its limit (ulimit -Hn) or lower the concurrency"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 
@@ -54,6 +55,9 @@ class Exchange:
     when they were read, and `lags[i]` how long they (the last of them) had lain in the kernel by then, NaN where it
     does not say. `t_end` is when the answer was complete, or the connection closed or failed.
 
+    `end_lag` is the lag of the read with which the answer was complete, NaN where it is unknown: its bytes need not be
+    those of an event. `send_blocked_s` is how much of t_sent - t_send was spent waiting for the kernel to take more.
+
     `connect_s` is what connecting took, None on a connection that was open already; `retries` counts the attempts
     to connect after the first. A request that never got a connection has t_send = t_sent: the moment when it would have
     been sent.
@@ -68,3 +72,5 @@ class Exchange:
     failure: Failure | None
     connect_s: float | None = None
     retries: int = 0
+    end_lag: float = math.nan
+    send_blocked_s: float = 0.0

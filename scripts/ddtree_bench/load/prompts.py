@@ -18,6 +18,11 @@ from ddtree_bench import keys
 REQUESTS_PER_SLOT = 4
 """Requests measured for each request kept in flight: below that, ramp and tail outweigh the steady part."""
 
+MOST_NESTED = 100
+"""Levels of lists and objects in the messages of a prompt; no server takes more."""
+
+_TOO_DEEP = f"lists and objects lie in each other more than {MOST_NESTED} deep; write them flatter"
+
 _FIELDS = {"id": str, "block": int, "category": str, "prompt": str}
 
 
@@ -94,6 +99,10 @@ def _loads(line: str, where: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not a line of JSON ({error.msg}); write one object a line") from error
+    except RecursionError as error:
+        raise PromptError(f"{where}: {_TOO_DEEP}") from error
+    except ValueError as error:
+        raise PromptError(f"{where}: cannot be read ({error}); write numbers that programs can hold") from error
 
 
 def _parse(record: Any, where: str) -> Prompt:
@@ -117,6 +126,8 @@ def _parse_plain(record: Any, where: str) -> Prompt:
     text, messages = _content(record, where)
     block, category = block if type(block) is int else 1, category if isinstance(category, str) else ""
     prompt = Prompt(str(name), block, category, text, messages)
+    if _deeper(messages, MOST_NESTED):
+        raise PromptError(f"{where}: {_TOO_DEEP}")
     try:
         json.dumps([prompt.id, text, messages], ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
@@ -142,6 +153,14 @@ def _messages(given: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(messages)
 
 
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects lie in each other more than `levels` deep."""
+    if not isinstance(value, list | tuple | dict):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper(one, levels - 1) for one in inside)
+
+
 def _check_distinct(prompts: Sequence[Prompt], path: str | Path, *fields: str) -> None:
     for what in fields:
         seen: dict[str, str] = {}
@@ -163,6 +182,13 @@ def needed(n_min: int, concurrency: int) -> int:
     return max(n_min, REQUESTS_PER_SLOT * concurrency)
 
 
+def of_blocks(prompts: Sequence[Prompt], blocks: Collection[int] | None) -> list[Prompt]:
+    """Return the prompts of some blocks, or all of them. Raises PromptError when a block does not exist."""
+    if absent := sorted(set(blocks or ()) - {prompt.block for prompt in prompts}):
+        raise PromptError(f"blocks: {absent} not in the prompt file; it has {_ranges(p.block for p in prompts)}")
+    return [prompt for prompt in prompts if blocks is None or prompt.block in blocks]
+
+
 def select(
     prompts: Sequence[Prompt],
     blocks: Collection[int] | None,
@@ -178,10 +204,7 @@ def select(
 
     Raises PromptError when a block does not exist or there are too few prompts and `repeat_prompts` is false.
     """
-    chosen = [prompt for prompt in prompts if blocks is None or prompt.block in blocks]
-    absent = sorted(set(blocks or ()) - {prompt.block for prompt in prompts})
-    if absent:
-        raise PromptError(f"blocks: {absent} not in the prompt file; it has {_ranges(p.block for p in prompts)}")
+    chosen = of_blocks(prompts, blocks)
     n = needed(n_min, concurrency)
     if n > len(chosen) and not (repeat_prompts and chosen):
         raise PromptError(

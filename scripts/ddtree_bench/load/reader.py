@@ -33,6 +33,7 @@ _STAMP = struct.Struct("=qq")
 _ANCILLARY = socket.CMSG_SPACE(_STAMP.size)
 _PIECE = 65536
 
+_LOOK_EACH = 64
 _STEPPED_NS = 100_000
 
 RECENT = 3
@@ -92,10 +93,12 @@ class Reader:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._readings: dict[int, tuple[Receive, list[tuple[float, bytes, bytes]], Reading]] = {}
+        self._changing = threading.Lock()
         self._closing = False
-        self._stopped: Failure | None = None
+        self.stopped: Failure | None = None
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._offset_ns = _clock_offset_ns()
+        self._over = False
         self.scheduling: Scheduling | None = None
 
     def __enter__(self) -> Reader:
@@ -114,16 +117,18 @@ class Reader:
 
     def begin(self, sock: socket.socket, t_sent: float, limits: Limits) -> Reading:
         """Read the answer that comes on `sock`, a non-blocking socket whose request was sent at `t_sent`."""
-        if not self._thread.is_alive():
-            raise RuntimeError("the reading thread has ended")
         reading = Reading(sock, t_sent, limits)
-        self._readings[sock.fileno()] = reading.receive, reading.reads, reading
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        with self._changing:
+            if self._thread.is_alive() and not self._over:
+                self._readings[sock.fileno()] = reading.receive, reading.reads, reading
+                self._epoll.register(sock.fileno(), select.EPOLLIN)
+                return reading
+        reading.end_at(t_sent, self.stopped or Failure("truncated", "the reading thread has ended"))
         return reading
 
     def stop(self, failure: Failure) -> None:
         """End what is in flight at the next sweep, and everything that is begun after it."""
-        self._stopped = failure
+        self.stopped = failure
 
     def in_flight(self) -> list[Reading]:
         """The answers that are being read now."""
@@ -144,7 +149,9 @@ class Reader:
             self._serve()
         finally:
             # Nobody must wait for an answer that nothing reads any more, whatever ended the loop.
-            self._stopped = self._stopped or Failure("truncated", "the reading thread ended")
+            self.stopped = self.stopped or Failure("truncated", "the reading thread has ended")
+            with self._changing:
+                self._over = True
             self._sweep(time.perf_counter())
         after = scheduling()
         self.scheduling = after - before if after and before else None
@@ -158,15 +165,16 @@ class Reader:
                 receive, reads, reading = readings[fd]
                 try:
                     piece, stamp, _, _ = receive(_PIECE, _ANCILLARY)
-                except (BlockingIOError, ssl.SSLWantReadError):
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     continue
                 except OSError as error:
                     self._finish(fd, reading, clock(), _broken_off(reading, str(error)))
                     continue
                 now = clock()
                 reads.append((now, piece, stamp[0][2] if stamp else b""))
-                # Nothing else than an empty line ends a chunked body.
-                if piece[-4:] != b"\r\n\r\n" and reading.in_chunks and len(piece) > 3:
+                # Nothing else than an empty line ends a chunked body; now and then it is looked through all the same,
+                # so that the end of a long answer does not keep the others waiting.
+                if piece[-4:] != b"\r\n\r\n" and reading.in_chunks and len(piece) > 3 and len(reads) % _LOOK_EACH:
                     continue
                 self._look_for_the_end(fd, reading, now, piece)
             if clock() >= next_sweep:
@@ -187,13 +195,14 @@ class Reader:
         reading.in_chunks = reading.end.head is not None and reading.end.head.chunked
 
     def _finish(self, fd: int, reading: Reading, now: float, failure: Failure | None) -> None:
-        self._epoll.unregister(fd)
-        del self._readings[fd]
+        with self._changing:
+            self._epoll.unregister(fd)
+            del self._readings[fd]
         reading.end_at(now, failure)
 
     def _sweep(self, now: float) -> None:
         for fd, (_, _, reading) in list(self._readings.items()):
-            if failure := self._stopped or _overdue(reading, now):
+            if failure := self.stopped or _overdue(reading, now):
                 self._finish(fd, reading, now, failure)
             elif reading.end.seen < len(reading.reads) and now - reading.reads[-1][0] > SWEEP_S:
                 # The last chunk may have come with bytes behind it that belong to no answer.
@@ -203,8 +212,8 @@ class Reader:
 def _receive_tls(sock: ssl.SSLSocket, most: int, _ancillary: int) -> tuple[bytes, list[Any], int, Any]:
     """Without stamps: the kernel's are those of TLS records, not of what they carry."""
     piece = sock.recv(most)
-    # What is decrypted already does not wake the loop again.
-    with suppress(ssl.SSLWantReadError):
+    # What is decrypted already does not wake the loop again; what goes wrong behind it is met by the next read.
+    with suppress(OSError):
         while more := sock.pending():
             piece += sock.recv(more)
     return piece, [], 0, None

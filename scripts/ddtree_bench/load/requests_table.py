@@ -35,6 +35,8 @@ SCHEMA = pa.schema(
         ("t_end", pa.float64()),
         ("connect_s", pa.float64()),
         ("retries", pa.int64()),
+        ("end_lag", pa.float32()),
+        ("send_blocked_s", pa.float64()),
         ("event_times", pa.list_(pa.float64())),
         ("event_lags", pa.list_(pa.float32())),
         ("event_kinds", pa.list_(pa.dictionary(pa.int8(), pa.string()))),
@@ -55,7 +57,8 @@ SCHEMA = pa.schema(
 )
 """Moments are seconds of time.perf_counter(). `t_send` and `t_sent` are just before and after the request was handed to
 the kernel, `intended_start` is when it was to be sent (open loop only), `connect_s` what connecting took where there
-was no open connection, `retries` the attempts to connect after the first.
+was no open connection, `retries` the attempts to connect after the first. `end_lag` is the lag of the
+read that completed the answer, `send_blocked_s` the part of t_sent - t_send in which the kernel took no more bytes.
 
 `event_times[i]` is when the bytes that completed event i were read, and `event_lags[i]` how long they had lain unread
 by then, NaN where the kernel does not say. `event_tokens[i]` are the completion tokens so far by continuous usage, null
@@ -63,7 +66,16 @@ where the event does not say; `event_tokenized[i]` the tokens that came with eve
 null where there was none. `completion_tokens` is the last count the server gave, also for a request that failed. `spec`
 is the JSON of spec_tokens_details."""
 
-ADDED = ("intended_start", "t_sent", "connect_s", "retries", "event_lags", "event_tokenized")
+ADDED = (
+    "intended_start",
+    "t_sent",
+    "connect_s",
+    "retries",
+    "end_lag",
+    "send_blocked_s",
+    "event_lags",
+    "event_tokenized",
+)
 """Columns that older files lack; they are null there."""
 
 STATUSES = ("ok", "http_error", "error_event", "truncated", "timeout", "connect_error", "empty")
@@ -110,6 +122,8 @@ def row(sent: Sent, max_tokens: int, tokenizer: Tokenizer | None = None) -> dict
         "t_end": exchange.t_end,
         "connect_s": exchange.connect_s,
         "retries": exchange.retries,
+        "end_lag": exchange.end_lag,
+        "send_blocked_s": exchange.send_blocked_s,
         "http_status": answer.http_status,
         "status": status,
         "error": error,

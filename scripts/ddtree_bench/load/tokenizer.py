@@ -16,6 +16,11 @@ class TokenizerError(ValueError):
     """A path that holds no usable tokenizer; the message names it and says what to give."""
 
 
+def file_of(path: Path) -> Path:
+    """Return the file that a path means: the path itself, or the tokenizer.json of a folder."""
+    return path / FILE if path.is_dir() else path
+
+
 class Tokenizer:
     """The fast tokenizer of a model, as its file tokenizer.json defines it."""
 
@@ -35,7 +40,7 @@ class Tokenizer:
         Raises TokenizerError when there is no such file or it cannot be read as one.
         """
         given = Path(path)
-        file = given / FILE if given.is_dir() else given
+        file = file_of(given)
         if not file.is_file():
             wanted = f"a folder with a {FILE}, or that file"
             raise TokenizerError(f"tokenizer {given}: {file.name} does not exist there; name {wanted}")

@@ -31,9 +31,10 @@ class WireError(ValueError):
 def request_bytes(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
     """Return a POST of `body` as JSON, ready to be sent. Raises requests' own ValueErrors for an unusable URL."""
     fixed = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "Connection": "keep-alive"}
-    prepared = requests.Request("POST", url, json=dict(body), headers={**fixed, **headers}).prepare()
+    given = {name: value for name, value in headers.items() if name.lower() != "host"}
+    prepared = requests.Request("POST", url, json=dict(body), headers={**fixed, **given}).prepare()
     content = prepared.body if isinstance(prepared.body, bytes) else str(prepared.body).encode()
-    lines = [f"POST {prepared.path_url} HTTP/1.1", f"Host: {urlsplit(url).netloc.rpartition('@')[2]}"]
+    lines = [f"POST {prepared.path_url} HTTP/1.1", f"Host: {urlsplit(str(prepared.url)).netloc.rpartition('@')[2]}"]
     lines += [f"{name}: {value}" for name, value in prepared.headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
 

@@ -63,9 +63,10 @@ class Answer:
 
     @property
     def decode_tokens(self) -> int | None:
-        """N - n1, or None when it is unknown or not positive: all tokens came in one event."""
+        """N - n1; None when it is unknown or not positive, and when one event brought the whole answer, its EOS too."""
         total, n1 = self.tokens.total, self.tokens.n1
-        return None if total is None or n1 is None or total <= n1 else total - n1
+        at_once = self.times.size == 1 and self.last == self.times[0]
+        return None if total is None or n1 is None or total <= n1 or at_once else total - n1
 
     @property
     def tpot_s(self) -> float | None:

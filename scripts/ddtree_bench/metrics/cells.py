@@ -15,18 +15,20 @@ from ddtree_bench.metrics.answers import Answer
 from ddtree_bench.metrics.parsed import Requests, parse
 from ddtree_bench.metrics.percentiles import summary
 from ddtree_bench.metrics.slos import Slos, goodput
-from ddtree_bench.metrics.speculation import cell_speculation, depth_probabilities
+from ddtree_bench.metrics.speculation import Details, cell_speculation, depth_probabilities
 from ddtree_bench.metrics.throughput import load_given, throughput
 from ddtree_bench.metrics.tokens import Row, received
 from ddtree_bench.plan import Load
 
 _OF_ROUNDS = ("accept_length", "accept_length_rounds", "accept_length_macro", "identity_broken")
-"""Has no meaning for AR, which has no rounds."""
+"""Has no meaning where there are no rounds."""
 
 Scalars = dict[str, float | int | str | bool | None]
 
 
-def cell_metrics(requests: Requests, load: Load, method: str | None, slos: Slos | None = None) -> Scalars:
+def cell_metrics(
+    requests: Requests, load: Load, method: str | None, slos: Slos | None = None, retractions: float | None = None
+) -> Scalars:
     """Return the metrics of a cell by name; `definitions.CELL` says what each is.
 
     Parameters
@@ -36,9 +38,13 @@ def cell_metrics(requests: Requests, load: Load, method: str | None, slos: Slos 
     load : Load
         The load that was to be given.
     method : str or None
-        AR, DFLASH or DDTREE; None when not known, which is AR where the server says that there were no rounds.
+        AR, DFLASH or DDTREE; None when not known, which is AR where the server says that there were no rounds. An AR
+        cell with rounds is given what they did: the check `method` says that it is none.
     slos : Slos, optional
         The objectives of goodput.
+    retractions : float, optional
+        Retractions over the cell by the server's counter: each brings a token that no round committed. Of use where the
+        answers do not tell of their own.
 
     Only ok requests enter a throughput or a latency; the others are counted by kind. The keys are always the same: with
     no ok request, or without what a metric needs, its value is None. The order of the requests changes nothing.
@@ -47,8 +53,10 @@ def cell_metrics(requests: Requests, load: Load, method: str | None, slos: Slos 
     rows = [one.row for one in parsed]
     answered = [(one.row, one.answer, one.details) for one in parsed if one.answer is not None]
     ok, answers = [row for row, _, _ in answered], [given for _, given, _ in answered]
-    speculation = cell_speculation([spec for _, _, spec in answered], [given.tokens.total for given in answers])
-    without_rounds = method == "AR" or (method is None and speculation["rounds"] == 0)
+    specs = [spec for _, _, spec in answered]
+    untold = _untold(specs, retractions, complete=len(ok) == len(rows))
+    speculation = cell_speculation(specs, [given.tokens.total for given in answers], untold)
+    without_rounds = speculation["rounds"] == 0 if method is None else method == "AR" and not speculation["rounds"]
     if without_rounds:
         speculation |= dict.fromkeys(_OF_ROUNDS)
     return {
@@ -61,6 +69,13 @@ def cell_metrics(requests: Requests, load: Load, method: str | None, slos: Slos 
         **speculation,
         **_times(answers, 1.0 if without_rounds else speculation["accept_length"]),
     }
+
+
+def _untold(specs: Sequence[Details], retractions: float | None, complete: bool) -> int | None:
+    """Retractions that the answers do not tell of; None when they may have been those of requests that failed."""
+    if not retractions or all(spec.retractions is not None for spec in specs):
+        return 0
+    return round(retractions) if complete else None
 
 
 def acceptance_by_depth(requests: Requests) -> pd.DataFrame:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import pandas as pd
+import numpy as np
 
-from ddtree_bench.metrics.client_share import client_share
-from ddtree_bench.metrics.timeline import RATES, statistics
+from ddtree_bench.metrics.cells import Scalars
+from ddtree_bench.metrics.client_share import Floats, client_share
+from ddtree_bench.metrics.differences import LATENCY_LIMIT_S, Difference, differences
+from ddtree_bench.metrics.parsed import Requests, parse
+from ddtree_bench.metrics.slos import Slos
 from ddtree_bench.plan import Load
 
-RATE_LIMIT = 0.01
-"""Most that the client may take from, or add to, a throughput, as a share of it."""
+Record = Mapping[str, float | int | bool | None]
+"""The client's record of itself, keys as in load.cell.Measurement.client."""
 
-LATENCY_LIMIT_S = 0.002
-"""Most that the client may add to a statistic of latencies, s."""
+Spread = Mapping[str, float | None]
+"""p50, p99 and max of times, s; None where no time is known."""
 
 SAFE_SHARE = 0.8
 """Share of a limit that the estimate may reach: what it cannot see, such as the way into the kernel, comes on top."""
 
-SAFE_SHARE_OF_SAMPLE = 0.5
-"""The same where the lags of more than half of the events are taken from others: a sample can miss what was worst."""
+KNOWN_SHARE = 0.95
+"""Share of the events whose lag must be known to judge by lags alone."""
 
 WAKE_S = 10e-6
 """What a thread waits for a CPU each time it is woken, even if nothing else wants one."""
@@ -31,59 +34,70 @@ WAIT_LIMIT = 0.005
 """Share of the wall time that the reading thread may have waited for a CPU beyond that, where lags are not known: what
 comes meanwhile is less than moves a 99th percentile."""
 
-KNOWN_SHARE = 0.05
-"""Share of the events whose lag must be known to judge by lags."""
+BUSY_LIMIT = 0.3
+"""CPU time of the client's threads, which share one interpreter lock, as a share of the wall time, where lags are not
+known: above it reads wait for one another and for other threads."""
+
+SATURATED = 0.9
+"""Share from which they certainly do."""
 
 
 @dataclass(frozen=True)
-class OwnError:
-    """The client's own error in one statistic: seconds, or for a throughput its share; and the limit in that unit."""
+class Reader:
+    """How the reading thread fared; None where the kernel does not say.
 
-    name: str
-    value: float
-    limit: float
+    `waiting` is the share of the wall time that others kept it from a CPU, `busy` the CPU time of all threads of the
+    client as such a share, and `burst_s` how long it takes to read one event of each user.
+    """
+
+    waiting: float | None
+    busy: float | None
+    burst_s: float | None
 
     @property
-    def used(self) -> float:
-        """The error as a share of its limit."""
-        return self.value / self.limit
-
-    @property
-    def is_rate(self) -> bool:
-        """Whether it is the error of a throughput."""
-        return self.name in RATES
+    def in_time(self) -> bool | None:
+        """Whether it read in time by what it did; None where that cannot be told."""
+        if self.waiting is None or self.busy is None:
+            return None
+        if self.waiting > WAIT_LIMIT or self.busy > SATURATED:
+            return False
+        burst_is_short = self.burst_s is not None and self.burst_s <= SAFE_SHARE * LATENCY_LIMIT_S
+        return True if self.busy <= BUSY_LIMIT and burst_is_short else None
 
     def __str__(self) -> str:
-        """The error in words."""
-        if self.is_rate:
-            return f"{self.value:.2%} of {self.name} (limit {self.limit:.0%})"
-        return f"{self.value * 1e3:.2f} ms of {self.name} (limit {self.limit * 1e3:g} ms)"
+        """The numbers in words."""
+        if self.waiting is None or self.busy is None:
+            return "how late events were read is not known on this system"
+        burst = "unknown" if self.burst_s is None else f"{self.burst_s * 1e3:.2g} ms"
+        return (
+            f"without the kernel's stamps: the reading thread was kept from a CPU for {self.waiting:.1%} of the time "
+            f"(limit {WAIT_LIMIT:.1%}), the client was busy for {self.busy:.0%} (limit {BUSY_LIMIT:.0%}), and an event "
+            f"of every user takes it {burst} (limit {SAFE_SHARE * LATENCY_LIMIT_S * 1e3:.2g} ms)"
+        )
 
 
 @dataclass(frozen=True)
 class Health:
     """The client's own error in every statistic, the worst first.
 
-    `known` is the share of events whose lag is known. `waiting` is the share of the time that the reading thread was
-    kept from a CPU by others, None where the kernel does not say.
+    `known` is the share of events whose lag is known, `event_lag_s` their spread, and `send_late_s` that of how late
+    requests were sent.
     """
 
-    errors: tuple[OwnError, ...]
+    errors: tuple[Difference, ...]
     known: float
-    waiting: float | None
+    event_lag_s: Spread
+    send_late_s: Spread
+    reader: Reader
 
     @property
     def ok(self) -> bool | None:
         """Whether the numbers can be trusted; None where nothing says so or not."""
         if not self.errors:
             return None
-        sampled = KNOWN_SHARE <= self.known < 0.5
-        sampled = KNOWN_SHARE <= self.known <= 1 / 2
-        if self.errors[0].used > (SAFE_SHARE_OF_SAMPLE if sampled else SAFE_SHARE):
+        if self.errors[0].used > SAFE_SHARE:
             return False
-        if self.known >= KNOWN_SHARE:
-            return True
-        return None if self.waiting is None else self.waiting <= WAIT_LIMIT
+        return True if self.known >= KNOWN_SHARE else self.reader.in_time
 
     @property
     def detail(self) -> str:
@@ -93,46 +107,64 @@ class Health:
         worst = f"the client's own share is at most {self.errors[0]}"
         if self.known >= KNOWN_SHARE:
             return f"{worst}; by the kernel's receive stamps of {self.known:.0%} of the events"
-        if self.waiting is None:
-            return f"{worst} by when requests were sent; how late events were read is not known on this system"
-        waited = (
-            f"others kept the reading thread from a CPU for {self.waiting:.1%} of the time (limit {WAIT_LIMIT:.1%})"
-        )
-        return f"{waited}; {worst} by when requests were sent"
+        return f"{worst} by when requests were sent; {self.reader}"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The same as JSON has it, by the names of metrics.json."""
+        return {
+            "lags_known": self.known,
+            "event_lag_s": dict(self.event_lag_s),
+            "send_late_s": dict(self.send_late_s),
+            "own_error": {one.name: {"value": one.value, "limit": one.limit} for one in self.errors},
+        }
 
 
-def health(requests: pd.DataFrame, client: Mapping[str, float | int | bool | None], load: Load) -> Health:
+def health(
+    requests: Requests, client: Record, load: Load, slos: Slos | None = None, *, cell: Scalars | None = None
+) -> Health:
     """Return the client's own error in every statistic of a cell.
 
     Each statistic is computed twice, from what the client saw and from the same without its share (`client_share`), and
-    the difference is its error. Where the kernel gave no receive stamps (TLS, other systems) the part of the time
-    that the reading thread waited for a CPU stands for how late events were read.
+    the difference is its error. Where the kernel gave no receive stamps (TLS, other systems) what the reading thread
+    did stands for how late events were read.
 
     Parameters
     ----------
-    requests : DataFrame
-        Raw rows of the cell, columns as in requests_table.SCHEMA.
+    requests : DataFrame or parsed requests
+        Raw rows of the cell, columns as in requests_table.SCHEMA, or what `parse` made of them.
     client : mapping
         The client's record, keys as in load.cell.Measurement.client.
     load : Load
         The load point.
+    slos : Slos, optional
+        The objectives of goodput.
+    cell : mapping, optional
+        The metrics of the cell, where cell_metrics was called before.
     """
-    share = client_share(requests, load)
-    complete = bool((requests["status"] == "ok").all())
-    seen, without = (statistics(one, load, complete) for one in (share.seen, share.without_client))
-    errors = [_error(name, seen[name], without[name]) for name in seen if name in without]
-    errors.sort(key=lambda error: error.used, reverse=True)
-    return Health(tuple(errors), share.known, _waiting(client))
+    parsed = parse(requests)
+    share = client_share(parsed, load)
+    return Health(
+        errors=differences(share.seen, share.without_client, load, slos, cell) if share.lags.size else (),
+        known=share.known,
+        event_lag_s=_spread(share.lags[~np.isnan(share.lags)]),
+        send_late_s=_spread(share.late),
+        reader=_reader(client, min(load.concurrency, len(parsed))),
+    )
 
 
-def _error(name: str, seen: float, without: float) -> OwnError:
-    if name in RATES:
-        return OwnError(name, abs(seen / without - 1) if without > 0 else math.inf, RATE_LIMIT)
-    return OwnError(name, abs(seen - without), LATENCY_LIMIT_S)
+def _spread(values: Floats) -> Spread:
+    if not values.size:
+        return dict.fromkeys(("p50", "p99", "max"))
+    p50, p99 = np.percentile(values, [50, 99], method="inverted_cdf")
+    return {"p50": float(p50), "p99": float(p99), "max": float(values.max())}
 
 
-def _waiting(client: Mapping[str, float | int | bool | None]) -> float | None:
-    waited, slices, wall = (client.get(key) for key in ("reader_wait_s", "reader_slices", "wall_s"))
-    if waited is None or slices is None or not wall:
-        return None
-    return max(waited - slices * WAKE_S, 0.0) / wall
+def _reader(client: Record, users: int) -> Reader:
+    names = ("wall_s", "reader_wait_s", "reader_slices", "cpu_s", "reader_cpu_s", "events_read")
+    wall, waited, slices, cpu, own_cpu, reads = (client.get(name) for name in names)
+    return Reader(
+        waiting=None if not wall or waited is None or slices is None else max(waited - slices * WAKE_S, 0.0) / wall,
+        busy=None if not wall or cpu is None else cpu / wall,
+        burst_s=None if not reads or own_cpu is None else users * own_cpu / reads,
+    )

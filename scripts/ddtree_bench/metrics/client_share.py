@@ -1,22 +1,27 @@
 """What the client itself added to what it measured, request by request and event by event.
 
-Three things: how long bytes lay in the kernel before they were read (`event_lags`), how long a request took to be sent
-(t_sent - t_send), and how late it was sent, after the same user's previous answer (closed loop) or its scheduled start
-(open loop). `seen` is a cell as it was measured and `without_client` the same cell without these.
+Three things: how long bytes lay in the kernel before they were read (`event_lags`, `end_lag`), how long the client took
+to send a request (t_sent - t_send without `send_blocked_s`), and how late it was sent, after the same user's previous
+answer (closed loop) or its scheduled start (open loop).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from ddtree_bench.metrics.timeline import Floats, Ints, Timeline, column, flat, tokens_of_events
+from ddtree_bench.metrics.answers import Answer
+from ddtree_bench.metrics.parsed import Request, Requests, parse
+from ddtree_bench.metrics.tokens import Row, bears_tokens
 from ddtree_bench.plan import Load
 
-LONG_PROMPT_TOKENS = 4096
-"""From this length on the time to send a request says how fast the network is, not the client."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _PROMPT_READ_S = 0.0005
 """A read with less lag was not waited for, so the events it held had come in one packet."""
@@ -31,123 +36,131 @@ class ClientShare:
 
     Attributes
     ----------
-    seen, without_client : Timeline
-        The ok requests, as measured and without the client's share.
+    seen, without_client : sequence of Request
+        All requests, as measured and without the client's share.
     lags : array of float, shape (M,)
-        How long each event lay unread, s, as far as that is known.
-    known : float
-        Share of the events whose lag is known.
+        How long each token-bearing event of the ok requests lay unread, s, NaN where that is unknown.
+    late : array of float, shape (n,)
+        How late each request was sent by the client's doing, s, the sending itself included.
     """
 
-    seen: Timeline = field(repr=False)
-    without_client: Timeline = field(repr=False)
+    seen: Sequence[Request] = field(repr=False)
+    without_client: Sequence[Request] = field(repr=False)
     lags: Floats = field(repr=False)
-    known: float
+    late: Floats = field(repr=False)
+
+    @property
+    def known(self) -> float:
+        """Share of the events whose lag is known."""
+        return float(np.mean(~np.isnan(self.lags))) if self.lags.size else 0.0
 
 
-def client_share(requests: pd.DataFrame, load: Load) -> ClientShare:
-    """Return a cell with and without what the client added; `requests` as in requests_table.SCHEMA."""
-    ok = (requests["status"] == "ok").to_numpy(dtype=bool)
-    lengths = np.array([len(times) for times in requests["event_times"]], dtype=np.int64)
-    given = flat(requests["event_lags"])
-    filled = _filled(flat(requests["event_times"]), given)
-    end_lags = np.where(lengths > 0, np.append(filled, 0.0)[np.cumsum(lengths) - 1], 0.0)
-    shift = _shifts(requests, end_lags, load)[ok]
-    seen, bearing, last = _seen(requests[ok])
-    of_ok = np.repeat(ok, lengths)
-    lags = _lags_of_packed_reads(seen, filled[of_ok][bearing])
-    without_client = replace(
-        seen,
-        send=seen.send + _sending_s(requests[ok]) - shift,
-        end=seen.end - end_lags[ok] - shift,
-        last=seen.last - filled[of_ok][last] - shift,
-        times=seen.times - lags - np.repeat(shift, seen.events),
-    )
-    known = ~np.isnan(given[of_ok][bearing])
-    return ClientShare(seen, without_client, lags, float(known.mean()) if known.size else 0.0)
+def client_share(requests: Requests, load: Load) -> ClientShare:
+    """Return a cell with and without what the client added; `requests` as every function of metrics takes them.
 
-
-def timeline(requests: pd.DataFrame) -> Timeline:
-    """Return ok requests as they were measured."""
-    return _seen(requests)[0]
-
-
-def _seen(requests: pd.DataFrame) -> tuple[Timeline, Ints, Ints]:
-    """The ok requests as measured, and which of all their events bear tokens and which are their last."""
-    lengths = np.array([len(times) for times in requests["event_times"]], dtype=np.int64)
-    times = flat(requests["event_times"])
-    bears = flat(requests["event_kinds"], object) == "token"
-    counting = np.flatnonzero(flat(requests["event_finish"], bool) | bears)
-    bearing = np.flatnonzero(bears)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    first = np.searchsorted(row[bearing], np.arange(len(lengths)))
-    # Every ok request has a token-bearing event.
-    last = counting[np.searchsorted(row[counting], np.arange(len(lengths)), side="right") - 1]
-    so_far = flat(requests["event_tokens"])[bearing]
-    seen = Timeline(
-        send=column(requests, "t_send"),
-        end=column(requests, "t_end"),
-        last=times[last],
-        intended=column(requests, "intended_start"),
-        first=first,
-        times=times[bearing],
-        tokens=tokens_of_events(so_far, column(requests, "completion_tokens"), first),
-    )
-    return seen, bearing, last
-
-
-def _filled(times: Floats, lags: Floats) -> Floats:
-    """Lags of all events, with the nearest known one in time where it is unknown; 0 where none is known.
-
-    One thread reads for all requests, so what held it up for one held it up for the others.
+    A lag that is not known counts as none.
     """
-    known = np.flatnonzero(~np.isnan(lags))
-    if len(known) == len(lags):
-        return np.maximum(lags, 0.0)
-    if not len(known):
-        return np.zeros(len(lags))
-    known = known[np.argsort(times[known], kind="stable")]
-    moments = times[known]
-    after = np.searchsorted(moments, times).clip(max=len(known) - 1)
-    before = (after - 1).clip(min=0)
-    nearer = np.where(times - moments[before] <= moments[after] - times, before, after)
-    return np.maximum(np.where(np.isnan(lags), lags[known][nearer], lags), 0.0)
+    parsed = parse(requests)
+    lags = [_lags(one.row) for one in parsed]
+    end_lags = _end_lags(parsed, lags)
+    sending = _sending_s(parsed)
+    late = _late(parsed, end_lags, sending, load)
+    shift = late if load.kind == "open" else _chained(late, parsed)
+    given = [_of_answer(one, own) for one, own in zip(parsed, lags, strict=True)]
+    known = _concatenated(own for own, _ in given if own is not None)
+    events = iter(_split(_lags_of_packed_reads(parsed, np.nan_to_num(known)), parsed))
+    without = [
+        Request(
+            _moved(one.row, shift[n] - sending[n], end_lags[n] + shift[n]),
+            None if one.answer is None else _without(one.answer, next(events), given[n][1], sending[n], shift[n]),
+            one.details,
+        )
+        for n, one in enumerate(parsed)
+    ]
+    return ClientShare(parsed, without, known, late)
 
 
-def _sending_s(requests: pd.DataFrame) -> Floats:
-    """Seconds that sending each request took, as far as that may be the client's doing."""
-    taken = np.nan_to_num(column(requests, "t_sent") - column(requests, "t_send"))
-    return np.where(column(requests, "prompt_tokens") > LONG_PROMPT_TOKENS, 0.0, np.maximum(taken, 0.0))
+def _lags(row: Row) -> Floats:
+    """Lags of all events of a request; NaN where they are unknown."""
+    lags = row["event_lags"]
+    if lags is None:
+        return np.full(len(row["event_times"]), np.nan)
+    # What lies unread for less than nothing is the clocks' doing.
+    return np.maximum(np.asarray(lags, dtype=float), 0.0)
 
 
-def _shifts(requests: pd.DataFrame, end_lags: Floats, load: Load) -> Floats:
-    """By how much all moments of each request are late because it was sent late, s, shape (rows,).
+def _end_lags(parsed: Sequence[Request], lags: Sequence[Floats]) -> Floats:
+    """How long the end of each answer lay unread; that of its last event where it is not recorded."""
+    recorded = _column(parsed, "end_lag")
+    of_last = np.array([own[-1] if own.size else 0.0 for own in lags], dtype=float)
+    return np.maximum(np.nan_to_num(np.where(np.isnan(recorded), of_last, recorded)), 0.0)
 
-    In a closed loop a late request makes all later ones of its user late. Connecting anew is not the client's share,
-    nor is a pause between tries.
+
+def _sending_s(parsed: Sequence[Request]) -> Floats:
+    """Seconds that the client took to send each request, without those in which the kernel took no more bytes."""
+    taken = _column(parsed, "t_sent") - _column(parsed, "t_send") - np.nan_to_num(_column(parsed, "send_blocked_s"))
+    return np.maximum(np.nan_to_num(taken), 0.0)
+
+
+def _late(parsed: Sequence[Request], end_lags: Floats, sending: Floats, load: Load) -> Floats:
+    """How late each request was sent, s, shape (n,); the first of a user in a closed loop is due when it is sent.
+
+    Connecting anew is not the client's share, nor is a pause between tries.
     """
-    send, end = column(requests, "t_send"), column(requests, "t_end")
-    worker = column(requests, "worker")
-    order = np.lexsort((send, worker))
-    same = worker[order][1:] == worker[order][:-1]
+    send, end = _column(parsed, "t_send"), _column(parsed, "t_end")
+    order, same = _chains(parsed)
     due = np.full(len(order), np.nan)
     due[order[1:]] = np.where(same, (end - end_lags)[order][:-1], np.nan)
     if load.kind == "open":
-        due = np.fmax(due, column(requests, "intended_start"))
-    late = np.nan_to_num(send - due - np.nan_to_num(column(requests, "connect_s")))
-    late = np.where(np.nan_to_num(column(requests, "retries")) > 0, 0.0, np.maximum(late, 0.0))
-    late += _sending_s(requests)
-    if load.kind == "open":
+        due = np.fmax(due, _column(parsed, "intended_start"))
+    late = np.nan_to_num(send - due - np.nan_to_num(_column(parsed, "connect_s")))
+    return np.where(np.nan_to_num(_column(parsed, "retries")) > 0, 0.0, np.maximum(late, 0.0)) + sending
+
+
+def _chains(parsed: Sequence[Request]) -> tuple[Ints, NDArray[np.bool_]]:
+    """The requests by user and moment, and whether each of them but the first has the user of the one before."""
+    worker = _column(parsed, "worker")
+    order = np.lexsort((_column(parsed, "t_send"), worker))
+    return order, worker[order][1:] == worker[order][:-1]
+
+
+def _chained(late: Floats, parsed: Sequence[Request]) -> Floats:
+    """By how much each request of a closed loop is late: what delays one delays all later ones of its user."""
+    if not len(late):
         return late
+    order, same = _chains(parsed)
     total = np.cumsum(late[order])
-    new = np.concatenate([[True], ~same]) if len(order) else np.empty(0, dtype=bool)
+    new = np.concatenate([[True], ~same])
     before = np.repeat((total - late[order])[new], np.diff(np.flatnonzero(new), append=len(order)))
     shift = np.empty(len(order))
     shift[order] = total - before
     return shift
 
 
-def _lags_of_packed_reads(seen: Timeline, lags: Floats) -> Floats:
+def _of_answer(one: Request, lags: Floats) -> tuple[Floats | None, float]:
+    """Lags of an answer's token-bearing events and of its last event, with tokens or the finish_reason."""
+    if one.answer is None:
+        return None, 0.0
+    bearing = bears_tokens(one.row)
+    last = np.flatnonzero(bearing | np.asarray(one.row["event_finish"], dtype=bool))[-1]
+    return lags[bearing], float(np.nan_to_num(lags[last]))
+
+
+def _moved(row: Row, send_late: float, end_late: float) -> Row:
+    send = row["t_send"] - send_late
+    return {**row, "t_send": send, "t_sent": send + (row["t_sent"] - row["t_send"]), "t_end": row["t_end"] - end_late}
+
+
+def _without(given: Answer, lags: Floats, last_lag: float, sending: float, shift: float) -> Answer:
+    return replace(
+        given,
+        t_send=given.t_send + sending - shift,
+        times=given.times - lags - shift,
+        last=given.last - last_lag - shift,
+    )
+
+
+def _lags_of_packed_reads(parsed: Sequence[Request], lags: Floats) -> Floats:
     """Lags with those of events that were read together made longer: the kernel stamps only the last of them.
 
     Where the reader was late, the others are taken to have come one mean gap of their request before one another, but
@@ -155,7 +168,7 @@ def _lags_of_packed_reads(seen: Timeline, lags: Floats) -> Floats:
     """
     if not len(lags):
         return lags
-    reads = _Reads.of(seen, lags)
+    reads = _Reads.of([one.answer for one in parsed if one.answer is not None], lags)
     prompt = reads.lag < _PROMPT_READ_S
     packed = np.count_nonzero(prompt & (reads.size > 1))
     if packed > _PACKING_SHARE * np.count_nonzero(prompt):
@@ -174,18 +187,36 @@ class _Reads:
     from_end: Ints
 
     @classmethod
-    def of(cls, seen: Timeline, lags: Floats) -> _Reads:
-        starts = np.ones(len(seen.times), dtype=bool)
-        starts[1:] = np.diff(seen.times) != 0
-        starts[seen.first] = True
+    def of(cls, answers: Sequence[Answer], lags: Floats) -> _Reads:
+        times, send = _concatenated(given.times for given in answers), np.array([given.t_send for given in answers])
+        events = np.array([given.times.size for given in answers])
+        first = np.cumsum(events) - events
+        starts = np.ones(len(times), dtype=bool)
+        starts[1:] = np.diff(times) != 0
+        starts[first] = True
         begin = np.flatnonzero(starts)
-        size = np.diff(begin, append=len(seen.times))
-        request = np.searchsorted(seen.first, begin, side="right") - 1
+        size = np.diff(begin, append=len(times))
+        request = np.repeat(np.arange(events.size), events)[begin]
         lag = lags[begin]
         # The read before, or the request itself where there was none.
-        before = np.where(begin == seen.first[request], seen.send[request], seen.times[begin - 1])
-        window = np.maximum(seen.times[begin] - lag - before, 0.0)
-        ends = seen.times[np.append(seen.first[1:], len(seen.times)) - 1]
-        mean_gap = (ends - seen.times[seen.first]) / np.maximum(seen.events - 1, 1)
-        from_end = np.repeat(begin + size - 1, size) - np.arange(len(seen.times))
+        before = np.where(begin == first[request], send[request], times[begin - 1])
+        window = np.maximum(times[begin] - lag - before, 0.0)
+        mean_gap = (times[first + events - 1] - times[first]) / np.maximum(events - 1, 1)
+        from_end = np.repeat(begin + size - 1, size) - np.arange(len(times))
         return cls(size, lag, np.minimum(window / size, mean_gap[request]), from_end)
+
+
+def _split(values: Floats, parsed: Sequence[Request]) -> list[Floats]:
+    """Values of all token-bearing events, answer by answer."""
+    ends = np.cumsum([one.answer.times.size for one in parsed if one.answer is not None])
+    return [values[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends.size else []
+
+
+def _column(parsed: Sequence[Request], name: str) -> Floats:
+    """A column of numbers, NaN where it has none, shape (n,)."""
+    values: Iterable[Any] = (one.row[name] for one in parsed)
+    return np.array([np.nan if pd.isna(value) else float(value) for value in values], dtype=float)
+
+
+def _concatenated(arrays: Iterable[Floats]) -> Floats:
+    return np.concatenate([np.empty(0), *arrays])

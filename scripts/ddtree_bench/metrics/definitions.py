@@ -51,7 +51,11 @@ REQUEST: Mapping[str, Definition] = {
     "token_events": ("int", "events", "Token-bearing events, m."),
     "ttft_s": ("float", "s", "Time to first token: e1 - t0."),
     "e2e_s": ("float", "s", "From t0 to the last token-bearing event or the finish_reason, whichever is later."),
-    "tpot_s": ("float", "s/token", "Time per output token: (E2E - TTFT) / (N - n1); NA when one event held all."),
+    "tpot_s": (
+        "float",
+        "s/token",
+        "Time per output token: (E2E - TTFT) / (N - n1); NA when one event held all.",
+    ),
     "ttft_from_intended_s": ("float", "s", "TTFT from the scheduled start; open-loop load only."),
     "e2e_from_intended_s": ("float", "s", "E2E from the scheduled start; open-loop load only."),
     "user_speed_tok_s": ("float", "tokens/s", "N / E2E."),
@@ -65,7 +69,11 @@ REQUEST: Mapping[str, Definition] = {
     "tree_nodes": ("int", "nodes", "Tree nodes over all rounds, roots not counted."),
     "tree_branching_nodes": ("int", "nodes", "Of these and the roots, those with two children or more."),
     "tree_max_depth": ("int", "tokens", "Greatest depth of a tree."),
-    "identity_holds": ("bool", "", "Whether N = prefills + rounds + accepted drafts, up to the last round's cut."),
+    "identity_holds": (
+        "bool",
+        "",
+        "Whether N = prefills + rounds + accepted drafts, up to the last round's cut, by what the answer itself tells.",
+    ),
     "text_sha256": ("text", "", "Digest of the answer's text, reasoning included."),
 }
 
@@ -114,8 +122,8 @@ CELL: Mapping[str, Definition] = {
         "float",
         "tokens/s",
         "Output tokens inside the steady window / its length. Closed loop: from the first to the last moment with all "
-        "requests in flight, NA when one failed. Open loop: from the first start + the time within which 90 % of the "
-        "requests ended, to the last scheduled arrival.",
+        "requests in flight, failed ones among them. Open loop: from the first start + the time within which 90 % of "
+        "the requests ended, to the last scheduled arrival.",
     ),
     "throughput_window": (
         "text",
@@ -125,8 +133,8 @@ CELL: Mapping[str, Definition] = {
     "steady_window_s": (
         "float",
         "s",
-        "Length of the steady window; NA when there is none: the concurrency was never reached, a request of a closed "
-        "loop failed, or an open loop was over before it had warmed up.",
+        "Length of the steady window; NA when there is none: the concurrency was never reached, or an open loop was "
+        "over before it had warmed up.",
     ),
     "steady_token_share": ("float", "", "Share of the output tokens inside the steady window."),
     "peak_throughput_tok_s": ("float", "tokens/s", "Most output tokens in any 1 s; NA below 3 s of wall."),
@@ -153,7 +161,8 @@ CELL: Mapping[str, Definition] = {
     "accept_length": (
         "float",
         "tokens/round",
-        "Pooled: sum(N - prefills) / sum(rounds), cuts of last rounds included.",
+        "Pooled: sum(N - prefills) / sum(rounds), cuts of last rounds included. NA when there were retractions, "
+        "maybe of failed requests.",
     ),
     "accept_length_rounds": ("float", "tokens/round", "Mean over rounds, before cuts: the one to compare budgets by."),
     "accept_length_macro": ("float", "tokens/round", "Mean over requests of their own mean over rounds."),
@@ -161,7 +170,8 @@ CELL: Mapping[str, Definition] = {
     "identity_broken": (
         "int",
         "requests",
-        "Requests whose N is not prefills + rounds + accepted drafts, up to the last round's cut.",
+        "Requests whose N is not prefills + rounds + accepted drafts, up to the last round's cut. As many prefills may "
+        "be missing in all together as the server counted retractions that no answer tells of.",
     ),
     "tree_nodes_per_round": ("float", "nodes/round", "Tree nodes a round, the root not counted."),
     "tree_branching_nodes_per_round": (
@@ -177,6 +187,20 @@ CELL: Mapping[str, Definition] = {
         "s",
         "Decode time a round (AR: a step): decode_s_per_token x accept_length (x 1 for AR, and where the server of an "
         "unknown method says that there were no rounds).",
+    ),
+}
+
+CLIENT: Mapping[str, Definition] = {
+    "client_event_lag_p99_s": (
+        "float",
+        "s",
+        "How long events lay unread in the client's kernel, 99th percentile; NA where the kernel did not stamp them.",
+    ),
+    "client_send_late_p99_s": (
+        "float",
+        "s",
+        "How late the client sent requests after the answer before (open loop: their scheduled start), sending "
+        "included, 99th percentile.",
     ),
 }
 

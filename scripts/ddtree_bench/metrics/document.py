@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -22,10 +22,10 @@ from ddtree_bench.plan import Load
 
 FORMAT = 1
 
-_LATENCIES = ("ttft", "tpot", "itl", "icl", "e2e")
-_FROM_INTENDED = ("ttft_from_intended", "e2e_from_intended")
+LATENCIES = ("ttft", "tpot", "itl", "icl", "e2e")
+FROM_INTENDED = ("ttft_from_intended", "e2e_from_intended")
 
-_NAMES = {
+NAMES = {
     "throughput_full_tok_s": "throughput_tok_s",
     "peak_throughput_tok_s": "peak_tok_s",
     "user_speed_tok_s": "per_user_tok_s",
@@ -44,6 +44,10 @@ class Counters(Protocol):
     @property
     def missing(self) -> Mapping[str, str]:
         """Why others are not there, by name."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader should know."""
 
 
 def document(
@@ -73,7 +77,8 @@ def document(
         Columns of server_samples.COLUMNS.
     counters : Counters, mapping or None
         The differences of the server's counters over the cell: `values` by name, and in `missing` why others are not
-        there; as an object or as JSON has it. None when the server was not asked.
+        there; `notes` are what a reader should know. As an object or as JSON has it; None when the server was not
+        asked.
     planned : int
         Requests that were to be sent.
     aborted : str or None
@@ -89,11 +94,11 @@ def document(
     early, and `ok` otherwise.
     """
     known = parse(requests if parsed is None else parsed)
-    cell = cell_metrics(known, load, method, slos)
-    values, missing = _counters(counters)
+    values, missing, notes = _counters(counters)
+    cell = cell_metrics(known, load, method, slos, values.get("retractions_total"))
     rows = [one.row for one in known]
-    found = checks(Checked(rows, cell, load, method, server_samples, values, missing, planned))
-    own = health(requests, client, load)
+    found = checks(Checked(rows, cell, load, method, server_samples, values, missing, planned, notes))
+    own = health(known, client, load, slos, cell=cell)
     probabilities, rounds = depth_probabilities(one.details for one in known if one.answer is not None)
     return _plain(
         {
@@ -102,12 +107,19 @@ def document(
             "load": asdict(load),
             "method": method,
             "slos": asdict(slos) if slos is not None else None,
-            "requests": _requests(cell, planned),
+            "requests": _requests(cell),
+            "requests_planned": planned,
+            "requests_not_sent": max(0, planned - int(cell["requests"] or 0)),
             **_values(cell, load),
             "acceptance_by_depth": probabilities,
             "acceptance_rounds": rounds,
-            "client": dict(client),
-            "server": {**server_load(server_samples), "counters": dict(values), "missing": dict(missing)},
+            "client": {**client, **own.numbers},
+            "server": {
+                **server_load(server_samples),
+                "counters": dict(values),
+                "missing": dict(missing),
+                "notes": list(notes),
+            },
             "checks": [asdict(check) for check in (*found, Check("client_healthy", own.ok, own.detail))],
         }
     )
@@ -125,31 +137,32 @@ def _status(cell: Scalars, planned: int, aborted: str | None) -> dict[str, str |
     return {"status": "partial" if reason else "ok", "reason": reason}
 
 
-def _requests(cell: Scalars, planned: int) -> dict[str, int]:
-    counts = {status: int(cell[f"requests_{status}"] or 0) for status in STATUSES}
-    return {"planned": planned, **counts, "not_sent": max(0, planned - sum(counts.values()))}
+def _requests(cell: Scalars) -> dict[str, int]:
+    return {status: int(cell[f"requests_{status}"] or 0) for status in STATUSES}
 
 
 def _values(cell: Scalars, load: Load) -> dict[str, Any]:
     """The metrics of the cell; latencies as objects, the counts of requests left out."""
-    latencies = _LATENCIES + (_FROM_INTENDED if load.kind == "open" else ())
+    latencies = LATENCIES + (FROM_INTENDED if load.kind == "open" else ())
     statistics = ("mean", *(f"p{percent}" for percent in GIVEN))
     objects = {f"{name}_s": {one: cell[f"{name}_{one}_s"] for one in statistics} for name in latencies}
-    in_objects = {f"{name}_{one}_s" for name in _LATENCIES + _FROM_INTENDED for one in statistics}
+    in_objects = {f"{name}_{one}_s" for name in LATENCIES + FROM_INTENDED for one in statistics}
     scalars = {
-        _NAMES.get(name, name): value
+        NAMES.get(name, name): value
         for name, value in cell.items()
         if name not in in_objects and not name.startswith("requests_") and name != "requests"
     }
     return {**scalars, "requests_per_s": cell["requests_per_s"], **objects}
 
 
-def _counters(counters: Counters | Mapping[str, Any] | None) -> tuple[Mapping[str, float], Mapping[str, str]]:
+def _counters(
+    counters: Counters | Mapping[str, Any] | None,
+) -> tuple[Mapping[str, float], Mapping[str, str], Sequence[str]]:
     if counters is None:
-        return {}, {}
+        return {}, {}, ()
     if isinstance(counters, Mapping):
-        return counters.get("values") or {}, counters.get("missing") or {}
-    return counters.values, counters.missing
+        return counters.get("values") or {}, counters.get("missing") or {}, counters.get("notes") or ()
+    return counters.values, counters.missing, counters.notes
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,8 @@ class Details:
 
     @property
     def accepted_by_rounds(self) -> int | None:
-        """Accepted drafts before the cut, sum of k h[k]."""
-        return None if self.histogram is None else sum(k * n for k, n in enumerate(self.histogram))
+        """Accepted drafts before the cut: sum of k h[k], and without a histogram what the server counted."""
+        return self.accepted if self.histogram is None else sum(k * n for k, n in enumerate(self.histogram))
 
     @property
     def accept_length_rounds(self) -> float | None:
@@ -60,6 +61,12 @@ class Details:
         if self.histogram is None or not sum(self.histogram):
             return None
         return 1 + sum(k * n for k, n in enumerate(self.histogram)) / sum(self.histogram)
+
+
+NOTHING_TOLD = Details(None, None, None, None, None, None, None, None)
+
+NO_ROUND = Details(0, 0, 0, None, 0, 0, 0, None)
+"""Of an answer that was over with the prefill's token, where the server says nothing of such answers."""
 
 
 def details(row: Row) -> Details:
@@ -85,14 +92,33 @@ def identity_holds(spec: Details, tokens: int | None) -> bool | None:
     them, and k is no more than the greatest number of drafts accepted in any round. The histogram counts each round;
     a request whose prefill's token was its last has no round and needs none.
     """
+    lacking = _missing_prefills(spec, tokens)
+    return None if lacking is None else lacking == 0
+
+
+def _missing_prefills(spec: Details, tokens: int | None) -> float | None:
+    """How many prefills more than the server told of would make the identity hold; inf when none would."""
     if spec.rounds == 0 and spec.histogram is None:
-        return True if tokens == spec.prefills else None
+        return 0 if tokens == spec.prefills else None
     if spec.rounds is None or spec.histogram is None or tokens is None:
         return None
-    accepted = sum(k * n for k, n in enumerate(spec.histogram))
-    cut = spec.prefills + spec.rounds + accepted - tokens
+    cut = spec.prefills + spec.rounds + sum(k * n for k, n in enumerate(spec.histogram)) - tokens
     deepest = max((k for k, n in enumerate(spec.histogram) if n), default=0)
-    return sum(spec.histogram) == spec.rounds and 0 <= cut <= deepest
+    if sum(spec.histogram) != spec.rounds or cut > deepest:
+        return math.inf
+    return max(0, -cut)
+
+
+def identity_broken(specs: Sequence[Details], tokens: Sequence[int | None], untold: int = 0) -> int | None:
+    """Return how many requests break the identity; None as soon as that of one is not known.
+
+    `untold` prefills after retractions, which no request was told to have had, may be missing in all of them together.
+    """
+    lacking = [_missing_prefills(spec, n) for spec, n in zip(specs, tokens, strict=True)]
+    if not lacking or None in lacking:
+        return None
+    broken = [one for one in lacking if one]
+    return 0 if sum(one for one in broken if one is not None) <= untold else len(broken)
 
 
 def request_speculation(spec: Details, tokens: int | None) -> dict[str, Any]:
@@ -110,29 +136,34 @@ def request_speculation(spec: Details, tokens: int | None) -> dict[str, Any]:
     }
 
 
-def cell_speculation(specs: Sequence[Details], tokens: Sequence[int | None]) -> dict[str, Any]:
+def cell_speculation(
+    specs: Sequence[Details], tokens: Sequence[int | None], retractions: int | None = 0
+) -> dict[str, Any]:
     """Return the speculation of a cell from its ok requests' details and output tokens.
 
-    A sum is None as soon as one request lacks the value: a sum over some of them would be a number of another cell.
+    A sum, and the greatest depth, is None as soon as one request lacks the value: that of some of them would be a
+    number of another cell. `retractions` are those of the requests together by the server's count, for servers that do
+    not tell of them by request; None: there were some, and not all in these requests.
     """
     rounds, proposed = _sum(s.rounds for s in specs), _sum(s.proposed for s in specs)
     committed = _sum(None if n is None else n - s.prefills for s, n in zip(specs, tokens, strict=True))
+    untold = None if retractions is None else max(0, retractions - sum(s.retractions or 0 for s in specs))
+    committed = None if committed is None or untold is None else committed - untold
     macro = [s.accept_length_rounds for s in specs if s.rounds != 0]
     histogram = _pooled(specs) if all(s.histogram is not None for s in specs if s.rounds != 0) else None
     nodes, branching = _sum(s.tree_nodes for s in specs), _sum(s.branching_nodes for s in specs)
-    verdicts = [identity_holds(s, n) for s, n in zip(specs, tokens, strict=True)]
     return {
         "rounds": rounds,
-        "accepted_drafts": None if histogram is None else int(np.arange(histogram.size) @ histogram),
+        "accepted_drafts": _sum(s.accepted_by_rounds for s in specs),
         "proposed_drafts": proposed,
         "accept_length": _ratio(committed, rounds),
         "accept_length_rounds": _accept_length(histogram),
         "accept_length_macro": _mean(macro),
         "acceptance_rate": _ratio(_sum(s.accepted for s in specs), proposed),
-        "identity_broken": None if None in verdicts or not verdicts else verdicts.count(False),
+        "identity_broken": None if untold is None else identity_broken(specs, tokens, untold),
         "tree_nodes_per_round": _ratio(nodes, rounds),
         "tree_branching_nodes_per_round": _ratio(branching, rounds),
-        "tree_max_depth": max((s.max_depth for s in specs if s.max_depth is not None), default=None),
+        "tree_max_depth": _greatest(s.max_depth for s in specs),
         "tree_is_chain": None if branching is None or not rounds else branching == 0,
     }
 
@@ -169,6 +200,11 @@ def _accept_length(histogram: NDArray[np.int64] | None) -> float | None:
 def _sum(values: Iterable[int | None]) -> int | None:
     known = list(values)
     return None if not known or None in known else sum(v for v in known if v is not None)
+
+
+def _greatest(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if not known or None in known else max(v for v in known if v is not None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

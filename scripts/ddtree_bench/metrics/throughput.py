@@ -78,16 +78,13 @@ def _steady(times: NDArray[np.float64], tokens: NDArray[np.int64], window: Windo
 def steady_window(rows: Sequence[Row], answers: Sequence[Answer], load: Load) -> Window | None:
     """Return the steady window of a cell, s; None when there is none.
 
-    Closed loop: from the first to the last moment with all of `load.concurrency` requests in flight. None when one
-    failed: it keeps its place until a time limit and brings no tokens, so no steady state is to be seen beside it.
+    Closed loop: from the first to the last moment with all of `load.concurrency` requests in flight, those that failed
+    among them: such a request keeps its place and brings no tokens, and the check `complete` says that there was one.
 
     Open loop: from the first start + warm-up to the last scheduled arrival, the warm-up being the time within which
     90 % of the ok requests end, from their scheduled start. A failed request keeps no other from its start.
     """
-    if load.kind == "closed":
-        window = full_house(rows, load.concurrency) if len(answers) == len(rows) else None
-    else:
-        window = arrivals_window(rows, answers)
+    window = full_house(rows, load.concurrency) if load.kind == "closed" else arrivals_window(rows, answers)
     return window if window is not None and window[1] > window[0] else None
 
 

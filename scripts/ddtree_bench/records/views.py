@@ -39,10 +39,13 @@ def cell_view(cell: Cell, attempt: Attempt, store: Store) -> dict[str, Any]:
 
 
 def warmup_view(run: Run, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return what each server start of a run cost before its first measured request."""
+    """Return what each server start of a run cost before its first measured request.
+
+    An endpoint that runs on is one start in every pass, and is warmed up in each.
+    """
     starts = {}
     for record in (attempt.record for attempt in attempts):
-        starts[record["start_id"]] = {
+        starts[record["start_id"], record["block"]] = {
             key: record[key] for key in ("start_id", "block", "status", "started_at", "ready_s", "warmup")
         }
     labels = {"target": run.server.target, "server": run.server.name}

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from ddtree_bench.budgets import SWEEP
-from ddtree_bench.figures.facets import in_order, load_of, marks_of, name_of, panels
-from ddtree_bench.figures.style import n_of, number
+from ddtree_bench.figures.facets import NOT_MEASURED, in_order, load_of, marks_of, name_of, panels
+from ddtree_bench.figures.style import n_of, number, starts_of
 from ddtree_bench.plan import EXTERNAL
 from ddtree_bench.stats import MIN_CLAIM
 
@@ -40,7 +40,6 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     if cells.empty:
         return {"Cells": "none measured yet"}
     panel_names = [name_of(group.iloc[0]) for group in in_order(cells)]
-    good, failed = int((cells["status"] == "ok").sum()), int((cells["status"] != "ok").sum())
     hosts = {f"{row['target']} ({_machine(row)})" for _, row in runs.iterrows()} or set(cells["target"])
     return {
         "Measured": ", ".join(dict.fromkeys(panel_names)),
@@ -48,9 +47,14 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
         "Work": "; ".join(_work(cells)),
         "Where": "; ".join(sorted(hosts)),
         "When": f"{_minute(cells['started_at'].min())} to {_minute(cells['ended_at'].max())}",
-        "Cells": f"{good} measured" + (f", {failed} failed" if failed else ""),
-        "Runs": n_of(list(tables["budget"]["n"])) + " (fresh server starts) for each configuration",
+        "Cells": _counted(cells),
+        "Runs": f"{n_of(list(tables['budget']['n']))} ({starts_of([cells])}) for each configuration",
     }
+
+
+def _counted(cells: pd.DataFrame) -> str:
+    measured = f"{(cells['status'] == 'ok').sum()} measured"
+    return f"{measured}, {lost}" if (lost := _lost(cells)) else measured
 
 
 def _distinct(frame: pd.DataFrame, names: tuple[str, ...]) -> list[str]:
@@ -107,7 +111,7 @@ def _answer(row: pd.Series, ratios: pd.DataFrame, cells: pd.DataFrame) -> tuple[
     milliseconds = [1000 * row[name] for name in ("round_time_s", "round_time_low_s", "round_time_high_s")]
     return (
         row["configuration"],
-        _count(row),
+        _count(row, cells[cells["configuration"] == row["configuration"]]),
         ranged(*(row[f"throughput{end}_tok_s"] for end in ("", "_low", "_high")), break_at="\n"),
         *(_ratio(row, mine[mine["baseline"] == baseline], baseline) for baseline in ("AR", "DFLASH")),
         _identical(row, mine[mine["baseline"] == "AR"]),
@@ -117,9 +121,15 @@ def _answer(row: pd.Series, ratios: pd.DataFrame, cells: pd.DataFrame) -> tuple[
     )
 
 
-def _count(row: pd.Series) -> str:
-    """The runs, how many failed, and the requests of the others when not all succeeded."""
-    text = str(row["n"]) + (f" ({row['n_failed']} failed)" if row["n_failed"] else "")
+def _lost(cells: pd.DataFrame) -> str:
+    counts = cells["status"].value_counts()
+    return ", ".join(f"{counts[status]} {words}" for status, words in NOT_MEASURED.items() if status in counts)
+
+
+def _count(row: pd.Series, cells: pd.DataFrame) -> str:
+    """The runs, how many failed or were broken off, and the requests of the others when not all succeeded."""
+    text = str(row["n"]) + (f" ({_lost(cells)})" if row["n_failed"] else "")
+    text += f"\n{row['n_repeats']} repeats" if row["n_repeats"] > row["n"] else ""
     return text if row["requests_ok"] == row["requests"] else f"{text}\n{row['requests_ok']}/{row['requests']} requests"
 
 
@@ -200,11 +210,11 @@ def ranged(estimate: float, low: float, high: float, *, unit: str = "", break_at
 
 
 def failures(cells: pd.DataFrame) -> list[dict[str, str]]:
-    """The failed cells: which, why, and the tail of the server's log."""
+    """The cells that failed or were broken off: which, why, and the tail of the server's log."""
     return [
         {
             "cell": f"{row['target']} / {row['server']} / {row['workload']}-{row['load']}, repeat {row['repeat']}",
-            "reason": row["reason"] or "no reason recorded",
+            "reason": f"{NOT_MEASURED[row['status']]}: {row['reason'] or 'no reason recorded'}",
             "log_tail": row["log_tail"] or "",
         }
         for _, row in cells[cells["status"] != "ok"].iterrows()

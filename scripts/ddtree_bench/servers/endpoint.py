@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_bench.plan import Server
 from ddtree_bench.servers import api
+from ddtree_bench.servers.observation import observe
+from ddtree_bench.servers.own_words import hide, lasting
 from ddtree_bench.servers.ready import WrongServer, wanted_identity
 from ddtree_bench.targets.launcher import TargetError
-
-SAID = (
-    *("version", "model_path", "served_model_name", "numerics", "bit_exact", "threads", "dtype", "quantization"),
-    *("kv_cache_dtype", "tp_size", "dp_size", "ep_size", "max_running_requests", "max_total_num_tokens"),
-    *("attention_backend", "disable_radix_cache", "speculative_algorithm", "speculative_draft_model_path"),
-    *("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
-    *("speculative_dflash_block_size", "speculative_ddtree_budget", "speculative_ddtree_topk_cap"),
-)
-"""What of a server's own words stays the same from one start to the next: a host key is made of these."""
 
 NONE_MEANS_NONE = ("speculative_algorithm",)
 """Fields whose null is an answer; any other null says that the server chose a value and does not tell it."""
@@ -31,33 +23,47 @@ class Endpoint:
 
     base_url: str
     model: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must be recorded nowhere: the key in the headers."""
+        return api.secrets_of(self.headers)
 
 
 @dataclass(frozen=True)
 class Answered:
     """An endpoint that answered a completion: its words about itself, and which parts of the plan these confirm.
 
-    `server_info` is None when it offers none. `seconds` is what its answers took.
+    `server_info` is None when it offers none. `started` changes with the server's next start, if it tells such a thing.
     """
 
     server_info: dict[str, Any] | None
     confirmed: tuple[str, ...]
     not_confirmed: tuple[str, ...]
-    seconds: float
+    started: str | None
 
 
 def said(endpoint: Endpoint, target: str) -> dict[str, Any] | None:
-    """What the server says of itself; None when it offers nothing. Raises TargetError when nothing answers."""
+    """What the server says of itself; None when it has no such page.
+
+    Raises TargetError when nothing answers, or answers something else: what it says now would be taken for nothing.
+    """
     try:
         return api.server_info(endpoint.base_url, endpoint.headers)
-    except api.Unreachable as error:
+    except api.ApiError as error:
+        if error.not_offered:
+            return None
+        how = "does not answer" if isinstance(error, api.Unreachable) else "does not say what it is"
         raise TargetError(
-            f"targets.{target}.url: {endpoint.base_url} does not answer: {error}; "
-            "start the server there, or mend the url"
+            f"targets.{target}.url: {endpoint.base_url} {how}: {error}; "
+            "start the server there, or mend url or api_key_env; a server without such a page says 404"
         ) from error
-    except api.ApiError:
-        return None
+
+
+def started(endpoint: Endpoint) -> str | None:
+    """What changes with the server's next start, if it tells such a thing; None too when it does not answer."""
+    return observe(endpoint.base_url, headers=endpoint.headers).started
 
 
 def see_answer(
@@ -73,7 +79,6 @@ def see_answer(
 
     Raises WrongServer when it says otherwise, naming both, and TargetError when it does not answer.
     """
-    began = time.monotonic()
     _see_model(endpoint, server)
     info = said(endpoint, server.target)
     confirmed, silent = check_plan(server, info or {}, endpoint.base_url)
@@ -84,9 +89,8 @@ def see_answer(
             f"targets.{server.target}.url: {endpoint.base_url} does not answer a completion of {endpoint.model}: "
             f"{error}; start the server there, or mend url, served_model or api_key_env"
         ) from error
-    seconds = time.monotonic() - began
     progress(f"{server.name}: {endpoint.base_url} answers; not confirmed by it: {', '.join(silent) or 'nothing'}")
-    return Answered(info, tuple(confirmed), tuple(silent), seconds)
+    return Answered(info, tuple(confirmed), tuple(silent), started(endpoint))
 
 
 def _see_model(endpoint: Endpoint, server: Server) -> None:
@@ -110,7 +114,7 @@ def check_plan(server: Server, info: Mapping[str, Any], where: str) -> tuple[lis
     confirmed, silent, wrong = [], [], []
     for name, wanted in _planned(server):
         told = info.get(name)
-        if name not in info or (told is None and wanted is not None and name not in NONE_MEANS_NONE):
+        if name not in info or (_plain(told) is None and wanted is not None and name not in NONE_MEANS_NONE):
             silent.append(name)
         elif _same(wanted, told):
             confirmed.append(name)
@@ -136,9 +140,21 @@ def _planned(server: Server) -> Iterator[tuple[str, Any]]:
 
 
 def _same(wanted: Any, told: Any) -> bool:
-    if wanted is None or told is None or isinstance(wanted, bool) or isinstance(told, bool):
-        return wanted is told
-    return str(wanted).upper() == str(told).upper()
+    ours, theirs = _plain(wanted), _plain(told)
+    return type(ours) is type(theirs) and ours == theirs
+
+
+def _plain(value: Any) -> bool | float | str | None:
+    """A value as it is meant, however it is written: a switch, a number, a name in capitals; None for nothing."""
+    text = str(value).strip()
+    if value is None or not text:
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return float(text)
+    except ValueError:
+        return text.upper()
 
 
 def record(endpoint: Endpoint, target: str) -> dict[str, Any]:
@@ -146,9 +162,8 @@ def record(endpoint: Endpoint, target: str) -> dict[str, Any]:
 
     Raises TargetError when it does not answer.
     """
-    info = said(endpoint, target) or {}
     return {
         "url": endpoint.base_url,
         "served_model": endpoint.model,
-        "server": {name: info[name] for name in SAID if name in info},
+        "server": hide(lasting(said(endpoint, target) or {}), endpoint.secrets),
     }

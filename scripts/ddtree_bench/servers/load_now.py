@@ -59,7 +59,7 @@ def from_gauges(page: bytes) -> dict[str, float]:
     """Return NOW from the two gauges of a Prometheus text, each request counted once. Raises NotTold."""
     try:
         sums = [
-            prometheus_text.over_ranks(prometheus_text.pick(page, f"sglang:{key}"))
+            prometheus_text.over_ranks(prometheus_text.over_priorities(prometheus_text.pick(page, f"sglang:{key}")))
             for key in ("num_running_reqs", "num_queue_reqs")
         ]
     except ValueError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-PLACE = {"time": "datetime64[ns]", "dp_rank": "Int64", "tp_rank": "Int64"}
+PLACE = {"time": "datetime64[ns]", "dp_rank": "Int64", "pp_rank": "Int64", "tp_rank": "Int64"}
 """Columns of every frame. The time is the server's local one, whole seconds unless SGLANG_LOG_MS is set; a rank is NA
 where there is only one."""
 
@@ -43,7 +44,7 @@ CAPTURES = {
 }
 
 _PREFIX = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)((?: [A-Z][A-Z_]*\d+)*)\] ")
-_RANK = re.compile(r" (DP|TP)(\d+)")
+_RANK = re.compile(r" (DP|PP|TP)(\d+)")
 _LINE = re.compile(
     r"(?P<batch>Decode|Prefill) batch(?: \[\d+\])?, (?P<fields>#.*)"
     r"|KV cache pool is full\. Retract requests\. #retracted_reqs: (?P<requests>\d+)"
@@ -148,12 +149,24 @@ def _place(before: str) -> dict[str, Any]:
     return {
         "time": pd.Timestamp(match[1].replace(",", ".")),
         "dp_rank": ranks.get("DP"),
+        "pp_rank": ranks.get("PP"),
         "tp_rank": ranks.get("TP"),
     }
 
 
 def _frame(rows: list[dict[str, Any]], shape: dict[str, str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(shape)).astype(shape)
+
+
+WHY_NOT_LOGGED: Mapping[str, str] = {
+    "decode_lines": "",
+    "cuda_graph_line_share": "no decode report tells of a graph: the first comes after 40 steps",
+    "logged_accept_length_mean": "no decode report tells of an accept length: it needs 40 steps, and speculation",
+    "running_max": "no decode report: the first comes after 40 steps (--decode-log-interval)",
+    "retracted_requests": "",
+    "verify_width": "the log has no capture of a graph for verify passes, or several of other widths",
+}
+"""What is told of a cell's log lines, and why one may be missing beside others; "" for those that never are."""
 
 
 def log_summary(log: ServerLog) -> dict[str, float | int | None]:
@@ -164,7 +177,7 @@ def log_summary(log: ServerLog) -> dict[str, float | int | None]:
     logged_accept_length_mean : mean of the reports' accept lengths. It is the server's figure and no form of ours:
         reports weigh the same however many rounds they cover, and tokens that a request's end cuts are in them.
     running_max : most requests that ran in any report of one data-parallel rank.
-    retracted_requests : of each data-parallel rank once, though every tensor-parallel rank reports them.
+    retracted_requests : of each data-parallel rank once, though every tensor- and pipeline-parallel rank reports them.
     verify_width : tokens a request brings to a verify pass, as it was captured; None without a capture or with several.
     """
     decode, captures = log.decode, log.captures
@@ -180,6 +193,40 @@ def log_summary(log: ServerLog) -> dict[str, float | int | None]:
     }
 
 
+def cell_log(path: Path | None, begin: int, end: int | None = None) -> dict[str, Any]:
+    """Return what a server's log says of a cell: {"values": ..., "missing": ...}, why others are not there by name.
+
+    Values as `log_summary` has them, of the bytes [begin, end) of the file: what was written while the cell was
+    measured, whatever the server's clock and time zone. The verify width is that of a capture before it. `path` is None
+    for a server whose log is not to be had. Raises nothing.
+    """
+    try:
+        written = b"" if path is None else path.read_bytes()[:end]
+    except OSError as error:
+        return _nothing(f"the server's log cannot be read: {error.strerror or error}")
+    if path is None:
+        return _nothing("the server was not started here, so its log is not to be had")
+    lines = parse_log(written[begin:].decode("utf-8", "replace"))
+    if lines.decode.empty and lines.prefill.empty:
+        return _nothing("the server logged no batch that is known while the cell was measured")
+    captures = b"\n".join(line for line in written.splitlines() if b"Capture " in line)
+    values = log_summary(replace(lines, captures=parse_log(captures.decode("utf-8", "replace")).captures))
+    missing = {name: WHY_NOT_LOGGED[name] for name, value in values.items() if value is None}
+    return {"values": {name: value for name, value in values.items() if value is not None}, "missing": missing}
+
+
+def log_size(path: Path | None) -> int:
+    """Return how much of a server's log is written now, bytes; 0 without one."""
+    try:
+        return 0 if path is None else path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _nothing(reason: str) -> dict[str, Any]:
+    return {"values": {}, "missing": dict.fromkeys(WHY_NOT_LOGGED, reason)}
+
+
 def _retracted(retractions: pd.DataFrame) -> int:
-    by_rank = retractions.groupby(["dp_rank", "tp_rank"], dropna=False)["requests"].sum()
+    by_rank = retractions.groupby(["dp_rank", "pp_rank", "tp_rank"], dropna=False)["requests"].sum()
     return int(by_rank.groupby("dp_rank", dropna=False).max().sum())

@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree_bench import keys
 from ddtree_bench.servers import prometheus_text
 from ddtree_bench.servers.observation_names import MOMENTS, TOTALS
 from ddtree_bench.servers.pages import Unanswered
 from ddtree_bench.servers.prometheus_text import Series
 from ddtree_bench.servers.sglang_releases import NEWEST, OLDEST, REQUEST_OFFERS, Offer, Release, offers, shown, why_not
 
-_STARTED = "process_start_time_seconds"
+_OF_THE_START = ("startup_time", "random_seed")
+"""What /server_info tells that is another after the next start: how long that took (from 0.5.17), and the seed, unless
+it was given. SGLang's /metrics has no time of the process's start."""
+
 _RATIOS = ("accept_length_interval", "accept_rate_interval", "accept_length_lifetime")
 _NO_SPECULATION = "the server does not speculate"
 _NO_REPORT = "no decode report yet: the first comes after 40 decode steps (--decode-log-interval)"
@@ -95,9 +99,10 @@ class _Pages:
         raise Missing("; ".join(dict.fromkeys(reasons)) or why_not(name, self._number))
 
     def started(self) -> str | None:
-        """What differs between two starts, if it is told."""
-        series = [] if isinstance(self._series, Unanswered) else self._series.get(_STARTED, [])
-        return repr(series[0].value) if series else None
+        """What differs between two starts, if it is told: a digest."""
+        told = {} if isinstance(self._info, Unanswered) else self._info
+        found = {name: told[name] for name in _OF_THE_START if told.get(name) is not None}
+        return keys.digest(found)[:16] if found else None
 
     def _speculates(self) -> bool | None:
         if isinstance(self._info, Unanswered) or "speculative_algorithm" not in self._info:
@@ -113,6 +118,8 @@ class _Pages:
         if isinstance(self._series, Unanswered):
             raise Missing(f"{self._series}{_HINT if str(self._series).endswith('404') else ''}")
         series = prometheus_text.having(self._series.get(offer.key, []), offer.labels)
+        if offer.name in MOMENTS:
+            series = prometheus_text.over_priorities(series)
         if offer.name in _RATIOS:
             return _agreed([one.value for one in series], offer)
         total = prometheus_text.over_ranks(series)

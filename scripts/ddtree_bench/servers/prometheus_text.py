@@ -61,6 +61,17 @@ def having(series: Iterable[Series], labels: Mapping[str, str]) -> list[Series]:
     return [one for one in series if all(one.labels.get(key) == value for key, value in labels.items())]
 
 
+def over_priorities(series: Sequence[Series]) -> list[Series]:
+    """Return the series of a gauge without those of single priorities, where there is one of all.
+
+    Under priority scheduling SGLang gives each gauge of requests once with `priority=""`, which counts all of them, and
+    once more for each priority.
+    """
+    if not any(one.labels.get("priority") == "" for one in series):
+        return list(series)
+    return [one for one in series if not one.labels.get("priority")]
+
+
 def over_ranks(series: Sequence[Series]) -> float | None:
     """Return the sum over data-parallel ranks, each request counted once; None without a number.
 

@@ -192,6 +192,35 @@ REQUEST_OFFERS: tuple[Offer, ...] = (
 )
 """What an answer tells of its request. Absent, not 0, without speculation and when no round was needed."""
 
+LOG_OFFERS: tuple[Offer, ...] = (
+    Offer("decode_lines", "log", "Decode batch", "a report of 40 decode steps of one DP rank (--decode-log-interval)"),
+    Offer("running_max", "log", "#running-req", "requests that run, at the report's last step"),
+    Offer(
+        "cuda_graph_line_share",
+        "log",
+        "cuda graph",
+        "whether the report's last step ran in a graph; cpu, npu, musa too",
+    ),
+    Offer(
+        "logged_accept_length_mean",
+        "log",
+        "accept len",
+        "tokens a round of the report: drafts and bonus, what is cut later included, the prefill's token not",
+        speculative=True,
+    ),
+    Offer("retracted_requests", "log", "#retracted_reqs", "requests put back by a full cache; every rank logs it"),
+    Offer(
+        "verify_width",
+        "log",
+        "num_tokens_per_bs",
+        "tokens a request brings to the captured verify pass: a tree's budget and its root",
+        speculative=True,
+        until=(0, 5, 15),
+    ),
+    Offer("verify_width", "log", "num_tokens_per_req", "the same", speculative=True, since=(0, 5, 16)),
+)
+"""What a server's log tells of a cell, as `log_lines.log_summary` has it."""
+
 NEVER: Mapping[str, str] = {
     "accepted_drafts_total": "no release of SGLang counts accepted drafts over all requests; each answer's details do",
     "proposed_drafts_total": "no release of SGLang counts them; they are verify_calls_total x (verify_width - 1)",
@@ -240,5 +269,9 @@ def why_not(name: str, number: Number) -> str:
     """Return why a release does not offer `name`."""
     if name in NEVER:
         return NEVER[name]
-    ranges = [f"{shown(one.since)} to {shown(one.until)}" for one in (*OFFERS, *REQUEST_OFFERS) if one.name == name]
+    ranges = [
+        f"{shown(one.since)} to {shown(one.until)}"
+        for one in (*OFFERS, *REQUEST_OFFERS, *LOG_OFFERS)
+        if one.name == name
+    ]
     return f"SGLang {shown(number)} does not tell it; offered by {', '.join(ranges) or 'no release'}"

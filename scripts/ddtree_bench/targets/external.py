@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import socket
 import time
@@ -17,6 +18,10 @@ LOOK_EVERY_S = 1.0
 """How often, at most, `state` tries whether the endpoint still accepts a connection."""
 
 CONNECT_TIMEOUT_S = 2.0
+
+GONE_AFTER = 3
+"""Looks in a row that may come to nothing: a busy host may not answer in time, a name may not be found for a moment."""
+
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -29,7 +34,7 @@ class ExternalLauncher(Launcher):
         self._lease_directory = lease_directory
         self._url = plain_url(url)
         self._looked = -LOOK_EVERY_S
-        self._alive = True
+        self._in_vain = 0
 
     def acquire(self, run: str, wait_s: float, report: Callable[[str], None]) -> lease.Lease:
         """Take this machine's lease on the endpoint; runs of other machines do not see it."""
@@ -44,16 +49,19 @@ class ExternalLauncher(Launcher):
         self._refuse(f"server {launch.name} cannot be started")
 
     def state(self) -> ServerState:
-        """Whether the endpoint accepts connections, tried at most once a second."""
-        now = time.monotonic()
-        if now - self._looked >= LOOK_EVERY_S:
-            self._alive = _accepts(self._url)
+        """Whether the endpoint accepts connections, tried at most once a second.
+
+        It is gone when it refuses one, or when several looks in a row had no answer.
+        """
+        if time.monotonic() - self._looked >= LOOK_EVERY_S:
+            self._in_vain = _in_vain(self._url, self._in_vain)
             self._looked = time.monotonic()
-        return ServerState(alive=self._alive, reason=None if self._alive else GONE)
+        return self.stop()
 
     def stop(self) -> ServerState:
         """Leave the endpoint alone; returns its state as it was seen last."""
-        return ServerState(alive=self._alive, reason=None if self._alive else GONE)
+        alive = self._in_vain < GONE_AFTER
+        return ServerState(alive=alive, reason=None if alive else GONE)
 
     def stop_all(self) -> list[str]:
         """Leave the endpoint alone."""
@@ -95,24 +103,30 @@ def plain_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def lease_name(url: str) -> str:
-    """Return the name of the lease on an endpoint: its host, port and path, however the URL is written."""
+def endpoint_of(url: str) -> str:
+    """Return which endpoint a URL is, HOST:PORT and its path, however it is written."""
     parts = urlsplit(plain_url(url))
     host = (parts.hostname or "").lower()
     host = "127.0.0.1" if host == "localhost" else host
-    port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
-    return re.sub(r"[^A-Za-z0-9.]+", "-", f"endpoint-{host}-{port}{parts.path}").strip("-")
+    return f"{host}:{parts.port or DEFAULT_PORTS.get(parts.scheme, 0)}{parts.path}"
 
 
-def _accepts(url: str) -> bool:
+def lease_name(url: str) -> str:
+    """Return the name of the lease on an endpoint; the digest tells apart what the rest of the name does not."""
+    endpoint = endpoint_of(url)
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", endpoint).strip("-")
+    return f"endpoint-{readable}-{hashlib.sha256(endpoint.encode()).hexdigest()[:8]}"
+
+
+def _in_vain(url: str, before: int) -> int:
+    """How many looks in a row have come to nothing after one more; a refusal counts as all of them."""
     parts = urlsplit(url)
     try:
         with socket.create_connection(
             (parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, 80)), CONNECT_TIMEOUT_S
         ):
-            return True
+            return 0
     except ConnectionRefusedError:
-        return False
+        return GONE_AFTER
     except OSError:
-        # A busy host may not answer in time; its requests say what is the matter.
-        return True
+        return before + 1

@@ -55,8 +55,11 @@ class ServerState:
 
     @property
     def ended_by_itself(self) -> bool:
-        """True for an end of the server's own: no stop that was asked for, no lost lease, no killed watchdog."""
-        return not self.alive and self.reason in ("exited", "not started", GONE)
+        """True for an end of the server's own: no stop that was asked for, no lost lease, no killed watchdog.
+
+        Why an external endpoint is GONE nobody knows: somebody stopped it, or the network is down.
+        """
+        return not self.alive and self.reason in ("exited", "not started")
 
     def __str__(self) -> str:
         if self.alive:

@@ -71,8 +71,9 @@ def host_key(record: Mapping[str, Any], model: str, drafter: str | None) -> str:
     """The digest of what measured numbers depend on in a host record, 64 hex digits, for one model pair.
 
     Keyed: GPU models and their count, driver, power limits, CPU model, cores, content of model and drafter. Not
-    keyed: UUIDs, kernel, clocks, times, host name. Of an external endpoint: its address, the model's name there, and
-    what it says of itself. Raises TargetError for a model that was not probed.
+    keyed: UUIDs, kernel, clocks, times, host name. Of an external endpoint: its address, the model's name there, what
+    it says of itself that lasts, and whether its prefix cache is emptied before each cell. Raises TargetError for a
+    model that was not probed.
     """
     return keys.digest(_keyed(record, model, drafter))
 
@@ -126,7 +127,8 @@ def _keyed(record: Mapping[str, Any], model: str, drafter: str | None) -> dict[s
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
     if "endpoint" in record:
         known = record["endpoint"]
-        return {"endpoint": known["url"], "served model": known["served_model"], **known["server"]}
+        emptied = {"prefix cache emptied": known["flush_cache"]} if "flush_cache" in known else {}
+        return {"endpoint": known["url"], "served model": known["served_model"], **emptied, **known["server"]}
     gpus = record["gpus"]
     return {
         "GPUs": dict(sorted(Counter(gpu["name"] for gpu in gpus).items())),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddtree_bench.load.calibration.process import RequestStamps, Stamps
 from ddtree_bench.load.calibration.schedule import Schedule
-from ddtree_bench.metrics.client_share import timeline
-from ddtree_bench.metrics.timeline import RATES, Floats, Statistics, Timeline, statistics
+from ddtree_bench.metrics import cell_metrics, parse
+from ddtree_bench.metrics.differences import Difference, Statistics, differences, statistics
+from ddtree_bench.metrics.parsed import Request
 from ddtree_bench.plan import Load
-
-RATE_LIMIT = 0.01
-LATENCY_LIMIT_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Errors:
     seen, true : dict
         Statistics from the client's and from the server's stamps: of the server, a request begins when the kernel
         had received it and an event comes when it was given to the kernel.
+    differences : tuple of Difference
+        Seen less true, the largest share of its limit first: s, or for throughputs a share of the true one.
     lag_s : dict
         Time from sending to reading an event: p50, p99 and max, s.
     late_s : dict
@@ -42,65 +43,65 @@ class Errors:
     events: int
     seen: Statistics = field(repr=False)
     true: Statistics = field(repr=False)
+    differences: tuple[Difference, ...] = field(repr=False)
     lag_s: Mapping[str, float]
     late_s: Mapping[str, float]
 
     def error(self, name: str) -> float | None:
-        """The error of a statistic, seen less true: s, or for a throughput as a share of the true one; None if absent.
+        """The error of a statistic; None where neither side has it, infinite where only one has.
 
-        TTFT mean, for example, is mean(client's TTFT) - mean(first send - arrival).
+        ttft_mean_s, for example, is mean(client's TTFT) - mean(first send - arrival).
         """
-        if name not in self.seen or name not in self.true:
-            return None
-        difference = self.seen[name] - self.true[name]
-        return difference / self.true[name] if name in RATES else difference
+        return next((one.value for one in self.differences if one.name == name), None)
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The statistic with the largest error as a share of its limit (1 %, 2 ms), and that share."""
-        shares = {
-            name: abs(self.error(name) or 0.0) / (RATE_LIMIT if name in RATES else LATENCY_LIMIT_S)
-            for name in self.seen
-            if name in self.true
-        }
-        if not shares or self.matched < self.requests:
+        """The statistic with the largest error as a share of its limit, and that share."""
+        if not self.differences or self.matched < self.requests:
             return "requests that did not match", float("inf")
-        name = max(shares, key=lambda one: shares[one])
-        return name, shares[name]
+        return self.differences[0].name, self.differences[0].used
 
 
 def compare(requests: pd.DataFrame, stamps: Stamps, schedule: Schedule, load: Load) -> Errors:
     """Return the errors of a cell's raw rows (columns of requests_table.SCHEMA) against the server's stamps."""
-    server = [stamps.requests.get(digest) for digest in requests["prompt_sha256"]]
-    matched = [
-        status == "ok" and one is not None and list(kinds).count("token") == schedule.events == len(one.sends) - 1
-        for status, kinds, one in zip(requests["status"], requests["event_kinds"], server, strict=True)
-    ]
-    seen = timeline(requests[np.array(matched, dtype=bool)])
-    true = _by_the_server(seen, [one for one, fits in zip(server, matched, strict=True) if fits and one], schedule)
-    complete = all(matched)
+    pairs = [(one, stamps.requests.get(one.row["prompt_sha256"])) for one in parse(requests)]
+    matched = [(one, own) for one, own in pairs if own is not None and _matches(one, own, schedule)]
+    seen = [one for one, _ in matched]
+    true = [_by_the_server(one, own) for one, own in matched]
+    come, sent = _moments(seen), _moments(true)
     due = schedule.ttft_s + schedule.interval_s * np.arange(schedule.events)
-    late = (true.times.reshape(-1, schedule.events) - true.send[:, None] - due).ravel()
+    late = [own.sends[:-1] - own.arrived - due for _, own in matched]
     return Errors(
-        requests=len(requests),
-        matched=sum(matched),
-        events=len(seen.times),
-        seen=statistics(seen, load, complete),
-        true=statistics(true, load, complete),
-        lag_s=_spread(seen.times - true.times),
-        late_s=_spread(late),
+        requests=len(pairs),
+        matched=len(matched),
+        events=come.size,
+        seen=statistics(cell_metrics(seen, load, None)),
+        true=statistics(cell_metrics(true, load, None)),
+        differences=differences(seen, true, load),
+        lag_s=_spread(come - sent),
+        late_s=_spread(np.concatenate([np.empty(0), *late])),
     )
 
 
-def _by_the_server(seen: Timeline, stamps: list[RequestStamps], schedule: Schedule) -> Timeline:
-    """The same requests by the server's stamps."""
-    sends = np.array([one.sends for one in stamps], dtype=float).reshape(-1, schedule.events + 1)
-    end = sends[:, -1]
-    send = np.array([one.arrived for one in stamps], dtype=float)
-    return replace(seen, send=send, end=end, last=end, times=sends[:, :-1].ravel())
+def _matches(one: Request, stamps: RequestStamps, schedule: Schedule) -> bool:
+    """Whether a request succeeded with every event that the server sent."""
+    return one.answer is not None and one.answer.times.size == schedule.events == len(stamps.sends) - 1
 
 
-def _spread(values: Floats) -> dict[str, float]:
+def _by_the_server(one: Request, stamps: RequestStamps) -> Request:
+    """The same request by the server's stamps."""
+    assert one.answer is not None
+    end = float(stamps.sends[-1])
+    answer = replace(one.answer, t_send=stamps.arrived, times=stamps.sends[:-1], last=end)
+    return replace(one, row={**one.row, "t_send": stamps.arrived, "t_end": end}, answer=answer)
+
+
+def _moments(requests: Sequence[Request]) -> NDArray[np.float64]:
+    """The token-bearing events of all requests, shape (M,)."""
+    return np.concatenate([np.empty(0), *(one.answer.times for one in requests if one.answer is not None)])
+
+
+def _spread(values: NDArray[np.float64]) -> dict[str, float]:
     if not values.size:
         return {}
     return {

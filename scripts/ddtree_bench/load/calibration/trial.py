@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ddtree_bench.load import cell
@@ -42,14 +43,22 @@ class Trial:
         return float(value)
 
 
-def calibrate(server: ServerProcess, concurrency: int, requests_per_user: int, stagger_s: float) -> Trial:
-    """Measure the scripted server in a closed loop of `concurrency` users, their first requests `stagger_s` apart."""
+def calibrate(
+    server: ServerProcess,
+    concurrency: int,
+    requests_per_user: int,
+    stagger_s: float,
+    abort: Callable[[], str | None] = lambda: None,
+) -> Trial:
+    """Measure the scripted server in a closed loop of `concurrency` users, their first requests `stagger_s` apart.
+
+    `abort` is polled; the first reason that it returns ends the run.
+    """
     load = Load(concurrency)
     asked = prompts(concurrency * requests_per_user)
     cpu_before = server.take_stamps().cpu_s
-    measured = cell.measure(
-        server.url, workload(len(asked), server.schedule), asked, load, "calibration", stagger_s=stagger_s
-    )
+    work = workload(len(asked), server.schedule)
+    measured = cell.measure(server.url, work, asked, load, "calibration", abort=abort, stagger_s=stagger_s)
     stamps = server.take_stamps()
     return Trial(
         concurrency=concurrency,

@@ -5,21 +5,40 @@ from __future__ import annotations
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
+
+LARGEST = 2**53 - 1
+"""The largest whole number that every reader of JSON takes as it is."""
+
+MOST_REQUESTS = 10**6
+"""Each is a row in memory."""
 
 _ENDPOINTS = ("/chat/completions", "/completions")
 
 
 def text(given: str) -> str:
-    """Return a text that is not empty."""
+    """Return a text that is not empty and can be sent."""
     if not given.strip():
         raise ArgumentTypeError("is empty; give a text")
+    if not _is_utf8(given):
+        raise ArgumentTypeError(f"{given!r} is not UTF-8; give a text that is")
     return given
+
+
+def folder(given: str) -> Path:
+    """Return the path of a folder for results; parquet files cannot be written below one that is not UTF-8."""
+    return Path(text(given))
 
 
 def count(given: str) -> int:
     """Return a whole number of at least 1."""
     return _integer(given, 1)
+
+
+def requests(given: str) -> int:
+    """Return a number of requests, from 1 to MOST_REQUESTS."""
+    return _integer(given, 1, MOST_REQUESTS)
 
 
 def whole(given: str) -> int:
@@ -57,7 +76,7 @@ def base_url(given: str) -> str:
         usable = parts.scheme in ("http", "https") and (parts.hostname or "").encode("idna") and parts.port != 0
     except ValueError:
         usable = False
-    if not usable:
+    if not usable or not _is_utf8(given):
         raise ArgumentTypeError(f"{given!r} is no URL; give one such as http://localhost:8000")
     if parts.username or parts.password:
         raise ArgumentTypeError("holds a user or a password; give the key in an environment variable, --api-key-env")
@@ -66,11 +85,21 @@ def base_url(given: str) -> str:
     return url
 
 
-def _integer(given: str, least: int) -> int:
+def _integer(given: str, least: int, most: int = LARGEST) -> int:
     try:
         value = int(given)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise ArgumentTypeError(f"{given!r}; give a whole number of at least {least}")
+    if not least <= value <= most:
+        limit = f" and at most {most}" if value > most or most < LARGEST else ""
+        raise ArgumentTypeError(f"{given!r}; give a whole number of at least {least}{limit}")
     return value
+
+
+def _is_utf8(given: str) -> bool:
+    """Whether a text is all of characters: an argument's bytes that are no UTF-8 come as lone surrogates."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

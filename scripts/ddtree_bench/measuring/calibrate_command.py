@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ddtree_bench import argument_types as types
 from ddtree_bench.load.calibration.process import calibration_server
 from ddtree_bench.load.calibration.schedule import Schedule
 from ddtree_bench.load.calibration.trial import Trial, calibrate
-from ddtree_bench.metrics.client_health import OwnError
+from ddtree_bench.measuring import argument_types as types
+from ddtree_bench.measuring.ending import EndRequest
+from ddtree_bench.measuring.measured_folder import plain
+from ddtree_bench.metrics.differences import RATE_LIMIT, Difference
 from ddtree_bench.records.files import write_json
 
-LIMITS = {"TTFT mean": 0.0015, "ITL mean": 0.0001, "throughput": 0.01}
-"""Largest error of the client, s, or for the throughput a share of it."""
+TTFT, ITL, THROUGHPUT = "ttft_mean_s", "itl_mean_s", "throughput_full_tok_s"
+
+LIMITS = {TTFT: 0.0015, ITL: 0.0001, THROUGHPUT: RATE_LIMIT}
+"""Largest error of the client, s, or for the throughput a share of it. Latencies may be off by less here than anywhere
+else: the server is regular and near."""
 
 FILE = "calibration.json"
 WIDTH = 160
@@ -27,6 +34,10 @@ WIDTH = 160
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `calibrate`."""
+    parser.epilog = (
+        "Exit status: 0 when every error is within its limit, 1 when one is not or the run was ended early, "
+        "2 for wrong arguments or a DIR that cannot be written."
+    )
     add = parser.add_argument
     add("--concurrency", type=types.count, nargs="+", default=[1, 64, 128, 256], metavar="C", help="users, row by row")
     add("--ttft-ms", type=types.number(0), default=100.0, metavar="T", help="time to the first event")
@@ -39,7 +50,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Calibrate and print a table; return 0 when every error is within its limit, 1 when one is not."""
+    """Calibrate, with a line a trial, print a table and return the exit status.
+
+    0 when every error is within its limit, whatever the client says about itself; 1 when one is not, or the user ended
+    it early; 2 when DIR cannot be written.
+    """
+    try:
+        _prepare(parsed.out)
+    except OSError as error:
+        print(f"error: --out {parsed.out}: cannot be written ({error.strerror}); give another", file=sys.stderr)
+        return 2
+    trials = []
+    with EndRequest() as end:
+        for trial in _trials(parsed, end):
+            trials.append(trial)
+            print(_line(trial), file=sys.stderr, flush=True)
+    if trials:
+        Console(width=WIDTH).print(table(trials), *explanation(trials), sep="\n")
+    if parsed.out and trials:
+        write_json(parsed.out / FILE, plain([record(trial) for trial in trials]))
+    if end.reason():
+        print(f"ended early: {end.reason()}; {len(trials)} of {len(parsed.concurrency)} trials done", file=sys.stderr)
+        return 1
+    return 0 if all(within_limits(trial) for trial in trials) else 1
+
+
+def _prepare(folder: Path | None) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+
+
+def _trials(parsed: argparse.Namespace, end: EndRequest) -> Iterator[Trial]:
+    """Trials one after another until the user ends them; the one that was broken off is left out."""
     schedule = Schedule(
         ttft_s=parsed.ttft_ms / 1e3,
         interval_s=parsed.interval_ms / 1e3,
@@ -47,14 +91,17 @@ def run(parsed: argparse.Namespace) -> int:
         tokens_per_event=parsed.tokens_per_event,
     )
     with calibration_server(schedule) as server:
-        trials = [
-            calibrate(server, concurrency, parsed.requests_per_user, parsed.stagger_ms / 1e3)
-            for concurrency in parsed.concurrency
-        ]
-    Console(width=WIDTH).print(table(trials), *_explanation(trials), sep="\n")
-    if parsed.out:
-        write_json(parsed.out / FILE, [record(trial) for trial in trials])
-    return 0 if all(within_limits(trial) for trial in trials) else 1
+        for users in parsed.concurrency:
+            trial = calibrate(server, users, parsed.requests_per_user, parsed.stagger_ms / 1e3, end.reason)
+            if end.reason():
+                return
+            yield trial
+
+
+def _line(trial: Trial) -> str:
+    name, used = trial.errors.worst
+    within = "within the limits" if within_limits(trial) else "NOT within the limits"
+    return f"{trial.concurrency} users: {within}; largest error: {name}, {used:.0%} of what makes a client unhealthy"
 
 
 def within_limits(trial: Trial) -> bool:
@@ -92,9 +139,9 @@ def _cells(trial: Trial) -> list[str]:
     return [
         str(trial.concurrency),
         str(errors.events),
-        _number(errors.error("TTFT mean"), 1e3, "+.3f"),
-        _number(errors.error("ITL mean"), 1e3, "+.4f"),
-        _number(errors.error("throughput"), 100, "+.3f"),
+        _number(errors.error(TTFT), 1e3, "+.3f"),
+        _number(errors.error(ITL), 1e3, "+.4f"),
+        _number(errors.error(THROUGHPUT), 100, "+.3f"),
         _number(errors.lag_s.get("p50"), 1e3, ".3f"),
         _number(errors.lag_s.get("p99"), 1e3, ".3f"),
         _number(trial.cpu_us_per_event, 1, ".1f"),
@@ -108,26 +155,30 @@ def _cells(trial: Trial) -> list[str]:
     ]
 
 
-def _error(value: float, worst: OwnError) -> str:
-    return f"{value:.3%}" if worst.is_rate else f"{value * 1e3:.3f} ms"
+def _error(value: float, worst: Difference) -> str:
+    return f"{value:+.3%}" if worst.is_rate else f"{value * 1e3:+.3f} ms"
 
 
 def _number(value: float | None, scale: float, form: str) -> str:
     return "–" if value is None else format(value * scale, form)
 
 
-def _explanation(trials: Sequence[Trial]) -> list[str]:
-    """The limits, and what kept a trial from being within them by more than a number."""
-    limits = "limits: TTFT mean {:g} ms, ITL mean {:g} ms, throughput {:.0%}".format(
-        LIMITS["TTFT mean"] * 1e3, LIMITS["ITL mean"] * 1e3, LIMITS["throughput"]
-    )
+def explanation(trials: Sequence[Trial]) -> list[str]:
+    """Return the limits, and a line for what is wrong with a trial beside its numbers."""
+    latencies = f"TTFT mean {LIMITS[TTFT] * 1e3:g} ms, ITL mean {LIMITS[ITL] * 1e3:g} ms"
+    limits = f"limits: {latencies}, throughput {LIMITS[THROUGHPUT]:.0%}"
     incomplete = [
         f"{trial.concurrency} users: {trial.errors.matched} of {trial.errors.requests} requests came complete"
         for trial in trials
         if trial.errors.matched < trial.errors.requests
     ]
-    unhealthy = [f"{trial.concurrency} users: {trial.health.detail}" for trial in trials if not trial.health.ok]
-    return [limits, *incomplete, *unhealthy]
+    return [limits, *incomplete, *(_unhealthy(trial) for trial in trials if not trial.health.ok)]
+
+
+def _unhealthy(trial: Trial) -> str:
+    said = "cannot tell whether it is healthy" if trial.health.ok is None else "says that it is not healthy"
+    within = "within the limits, but the client " if within_limits(trial) else "the client "
+    return f"{trial.concurrency} users: {within}{said}: {trial.health.detail}"
 
 
 def record(trial: Trial) -> dict[str, Any]:

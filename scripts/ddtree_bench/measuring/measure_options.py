@@ -8,16 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddtree_bench import argument_types
 from ddtree_bench.load.arrivals import STAGGER_S
+from ddtree_bench.load.bodies import OPTIONAL
 from ddtree_bench.load.exchange import DEFAULT_LIMITS, Limits
 from ddtree_bench.load.prompts import Prompt, prompt_set_sha256, read_plain, take
 from ddtree_bench.load.tokenizer import Tokenizer, TokenizerError
+from ddtree_bench.measuring import argument_types
 from ddtree_bench.metrics.slos import Slos
 from ddtree_bench.plan import Load, Workload
 
 MOST_IN_FLIGHT = 1024
 """Most requests in flight of an open loop that does not say."""
+
+LONGEST_S = 1e6
+"""Longest time limit, s: what the system's own waits can hold is not far above it."""
+
+RATES = (1e-3, 1e6)
+"""Rates from the lowest to the highest, requests/s."""
 
 METHODS = ("AR", "DFLASH", "DDTREE")
 
@@ -44,6 +51,7 @@ class Asked:
     seed: int
     slos: Slos | None
     tokenizer: Path | None
+    omit: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -53,9 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_load(parser)
     _add_limits(parser)
     add_computing(parser)
+    parser.add_argument(
+        "--omit",
+        action="append",
+        choices=OPTIONAL,
+        default=[],
+        metavar="FIELD",
+        help=f"field not to send, for a server that refuses it; may be given more than once: {', '.join(OPTIONAL)}",
+    )
     parser.add_argument("--method", choices=METHODS, help="how the server decodes, where you know it")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the server's API key")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for the result; made if missing")
+    parser.add_argument(
+        "--out", required=True, type=argument_types.folder, metavar="DIR", help="folder for the result; made if missing"
+    )
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +85,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--prompts", required=True, type=Path, metavar="FILE.jsonl", help='lines {"id", "prompt"} or {"id", "messages"}'
     )
     parser.add_argument(
-        "--num-requests", required=True, type=argument_types.count, metavar="N", help="requests, prompts in order"
+        "--num-requests", required=True, type=argument_types.requests, metavar="N", help="requests, prompts in order"
     )
     parser.add_argument("--repeat-prompts", action="store_true", help="start over when there are fewer prompts than N")
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: chat")
@@ -76,7 +94,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ignore-eos", action="store_true", help="run every answer to M tokens")
     parser.add_argument(
-        "--temperature", type=argument_types.number(0), default=0.0, metavar="T", help="default: 0, greedy"
+        "--temperature", type=argument_types.number(0, most=1000), default=0.0, metavar="T", help="default: 0, greedy"
     )
     parser.add_argument(
         "--top-p", type=argument_types.number(0, above=True, most=1), default=1.0, metavar="P", help="default: 1"
@@ -95,12 +113,15 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help=f"requests kept in flight; with --rate the most in flight (default: N, at most {MOST_IN_FLIGHT})",
     )
     parser.add_argument(
-        "--rate", type=argument_types.number(0, above=True), metavar="R", help="requests that arrive a second"
+        "--rate",
+        type=argument_types.number(RATES[0], most=RATES[1]),
+        metavar="R",
+        help="requests that arrive a second",
     )
     parser.add_argument("--arrivals", choices=("poisson", "constant"), help="of --rate; default: poisson")
     parser.add_argument(
         "--stagger-ms",
-        type=argument_types.number(0),
+        type=argument_types.number(0, most=LONGEST_S),
         default=STAGGER_S * 1e3,
         metavar="MS",
         help="pause between the first requests of two users; default: %(default)g",
@@ -116,7 +137,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     for name, default, what in limits:
         parser.add_argument(
             name,
-            type=argument_types.number(0, above=True),
+            type=argument_types.number(0, above=True, most=LONGEST_S),
             default=default,
             metavar="S",
             help=f"{what}, s; default: %(default)g",
@@ -161,6 +182,7 @@ def asked(parsed: argparse.Namespace) -> Asked:
         seed=parsed.seed,
         slos=slos(parsed.slo),
         tokenizer=parsed.tokenizer,
+        omit=tuple(parsed.omit),
         headers=_headers(parsed.api_key_env),
     )
 

@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from ddtree_bench import measured_folder
-from ddtree_bench.measure_command import show
-from ddtree_bench.measure_options import UsageError, add_computing, slos, tokenizer
-from ddtree_bench.measured_folder import FolderError
+from ddtree_bench.measuring import measured_folder
+from ddtree_bench.measuring.measure_command import show
+from ddtree_bench.measuring.measure_options import UsageError, add_computing, slos, tokenizer
+from ddtree_bench.measuring.measured_folder import FolderError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,7 +52,7 @@ def rendered(document: Document) -> str:
 
 def _values(document: Document) -> Table:
     table = _table("", "value", "unit")
-    table.add_row("requests ok", f"{document['requests']['ok']} of {document['requests']['planned']}", "requests")
+    table.add_row("requests ok", f"{document['requests']['ok']} of {document['requests_planned']}", "requests")
     for key, name, unit in VALUES:
         if document.get(key) is not None:
             mark = "  (in figures)" if document.get("throughput_window") == name.rpartition(" ")[2] else ""
@@ -81,7 +81,9 @@ def _table(name: str, *columns: str) -> Table:
 def _verdict(document: Document) -> Iterator[str]:
     reason = f": {document['reason']}" if document.get("reason") else ""
     yield f"status: {document['status']}{reason}"
-    others = {k: n for k, n in document["requests"].items() if k not in ("ok", "planned") and n}
+    others = {k: n for k, n in document["requests"].items() if k != "ok" and n}
+    if document["requests_not_sent"]:
+        others["not sent"] = document["requests_not_sent"]
     if others:
         yield "requests that were not ok: " + ", ".join(f"{n} {status}" for status, n in others.items())
     checks = document["checks"]

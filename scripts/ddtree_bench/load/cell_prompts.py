@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ddtree_bench.config.models import Workload
-from ddtree_bench.load.prompts import Prompt, PromptError, select, take
+from ddtree_bench.load.prompts import Prompt, PromptError, of_blocks, select, take
+
+if TYPE_CHECKING:
+    from ddtree_bench.config.models import Workload
 
 
 def cell_prompts(
@@ -19,10 +22,7 @@ def cell_prompts(
     """
     if rate is None:
         return select(prompts, spec.blocks, spec.n_min, concurrency, spec.repeat_prompts)
-    chosen = [prompt for prompt in prompts if spec.blocks is None or prompt.block in spec.blocks]
-    if spec.blocks is not None:
-        # Names the blocks that do not exist.
-        select(prompts, spec.blocks, 1, 0, repeat_prompts=True)
+    chosen = of_blocks(prompts, spec.blocks)
     n = max(spec.n_min, math.ceil(rate * spec.open_loop_s))
     if n > len(chosen) and not spec.repeat_prompts:
         raise PromptError(

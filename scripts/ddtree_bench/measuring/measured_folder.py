@@ -20,8 +20,9 @@ from typing import Any
 import pandas as pd
 
 from ddtree_bench import metrics
-from ddtree_bench.load import requests_table
+from ddtree_bench.load import requests_table, server_samples
 from ddtree_bench.load.tokenizer import Tokenizer
+from ddtree_bench.metrics.recount import recounted
 from ddtree_bench.metrics.slos import Slos
 from ddtree_bench.plan import Load
 from ddtree_bench.records.files import sync, write_json
@@ -41,7 +42,7 @@ class FolderError(RuntimeError):
 
 def prepare(folder: Path) -> None:
     """Make a folder and see that it can be written. Raises FolderError when it cannot, or holds a measurement."""
-    for name in (REQUESTS, MEASUREMENT):
+    for name in (REQUESTS, MEASUREMENT, SERVER_SAMPLES, METRICS):
         if (folder / name).exists():
             raise FolderError(f"{folder / name}: exists, and nothing measured is overwritten; give another --out")
     try:
@@ -52,17 +53,15 @@ def prepare(folder: Path) -> None:
         raise FolderError(f"{folder}: cannot be written ({error.strerror}); give another --out") from error
 
 
-def write_raw(
-    folder: Path, requests: pd.DataFrame, server_samples: pd.DataFrame, measurement: Mapping[str, Any]
-) -> None:
+def write_raw(folder: Path, requests: pd.DataFrame, samples: pd.DataFrame, measurement: Mapping[str, Any]) -> None:
     """Write the raw record; `requests` has the columns of requests_table.SCHEMA. What is not a number becomes null.
 
-    Raises FolderError when it cannot be written.
+    The requests come first: they are what cannot be had again. Raises FolderError when something cannot be written.
     """
     with _writing(folder):
-        _replace(folder / SERVER_SAMPLES, lambda path: server_samples.to_parquet(path, index=False))
-        write_json(folder / MEASUREMENT, {"format": FORMAT, **plain(measurement)})
         _replace(folder / REQUESTS, lambda path: requests_table.write(requests, path))
+        _replace(folder / SERVER_SAMPLES, lambda path: samples.to_parquet(path, index=False))
+        write_json(folder / MEASUREMENT, {"format": FORMAT, **plain(measurement)})
 
 
 def compute(folder: Path, tokenizer: Tokenizer | None = None, slos: Slos | None = None) -> dict[str, Any]:
@@ -74,20 +73,19 @@ def compute(folder: Path, tokenizer: Tokenizer | None = None, slos: Slos | None 
     """
     measurement = read_measurement(folder)
     raw = _read(folder / REQUESTS, requests_table.read)
-    samples = _read(folder / SERVER_SAMPLES, pd.read_parquet)
-    given = measurement["slos"]
-    counted = raw if tokenizer is None else _counted(raw, tokenizer)
+    samples = _read(folder / SERVER_SAMPLES, _samples)
+    counted = raw if tokenizer is None else recounted(raw, tokenizer)
     parsed = metrics.parse(counted)
     document = metrics.document(
         counted,
-        Load(**measurement["load"]),
+        measurement["load"],
         measurement["client"],
         samples,
         measurement["counters"],
         measurement["planned"],
         measurement["aborted"],
         method=measurement["method"],
-        slos=slos or (Slos(**given) if given else None),
+        slos=slos or measurement["slos"],
         parsed=parsed,
     )
     derived = metrics.request_metrics(parsed)
@@ -98,11 +96,48 @@ def compute(folder: Path, tokenizer: Tokenizer | None = None, slos: Slos | None 
 
 
 def read_measurement(folder: Path) -> dict[str, Any]:
-    """Return the content of measurement.json. Raises FolderError that names the file when it cannot be used."""
+    """Return the content of measurement.json, `load` a Load and `slos` Slos or None.
+
+    Raises FolderError that names the file, and the key, when it cannot be used.
+    """
     path = folder / MEASUREMENT
     found = _read(path, lambda path: json.loads(path.read_text(encoding="utf-8")))
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise FolderError(f"{path}: is not of the format {FORMAT}; compute with the version that measured it")
+    for key, convert in _KEYS.items():
+        try:
+            found[key] = convert(found[key])
+        except (KeyError, TypeError, ValueError) as error:
+            what = "is missing" if key not in found else f"cannot be used ({error})"
+            raise FolderError(f"{path}: {key} {what}; restore the file from a copy, or measure again") from error
+    return found
+
+
+def _one_of(*kinds: type) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise TypeError(f"it is {value!r}")
+        return value
+
+    return convert
+
+
+_KEYS: Mapping[str, Callable[[Any], Any]] = {
+    "load": lambda value: Load(**value),
+    "slos": lambda value: Slos(**value) if value else None,
+    "client": _one_of(dict),
+    "counters": _one_of(dict, type(None)),
+    "planned": _one_of(int),
+    "aborted": _one_of(str, type(None)),
+    "method": _one_of(str, type(None)),
+}
+"""What is computed from, and what makes it usable."""
+
+
+def _samples(path: Path) -> pd.DataFrame:
+    found = pd.read_parquet(path)
+    if missing := [name for name in server_samples.COLUMNS if name not in found]:
+        raise ValueError(f"it has no column {missing}")
     return found
 
 
@@ -116,13 +151,10 @@ def plain(value: Any) -> Any:
         return plain(asdict(value))
     if hasattr(value, "item"):
         return plain(value.item())
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, str | Path):
+        # A path may hold bytes that are no UTF-8.
+        return str(value).encode("utf-8", "backslashreplace").decode()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _counted(raw: pd.DataFrame, tokenizer: Tokenizer) -> pd.DataFrame:
-    return raw.assign(event_tokenized=[tokenizer.counts(list(texts)) for texts in raw["event_texts"]])
 
 
 def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
@@ -140,6 +172,8 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FolderError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from error
+    except (ValueError, OverflowError) as error:
+        raise FolderError(f"{folder}: not all of it could be written ({error}); what is there is kept") from error
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:

@@ -11,16 +11,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench import __version__, measured_folder, measured_table
-from ddtree_bench.ending import EndRequest
+from ddtree_bench import __version__
 from ddtree_bench.load import cell
 from ddtree_bench.load.bodies import request_body
 from ddtree_bench.load.progress import Display
 from ddtree_bench.load.prompts import PromptError
 from ddtree_bench.load.server_samples import sampler_for
 from ddtree_bench.load.tokenizer import Tokenizer
-from ddtree_bench.measure_options import Asked, UsageError, add_arguments, asked, tokenizer
-from ddtree_bench.measured_folder import FolderError
+from ddtree_bench.measuring import measured_folder, measured_table
+from ddtree_bench.measuring.ending import EndRequest
+from ddtree_bench.measuring.measure_options import Asked, UsageError, add_arguments, asked, tokenizer
+from ddtree_bench.measuring.measured_folder import FolderError
 from ddtree_bench.servers.observation import difference, observe
 
 __all__ = ["add_arguments", "run"]
@@ -80,6 +81,7 @@ def _measure(what: Asked, counting: Tokenizer | None, folder: Path, end: EndRequ
         watch=display,
         stagger_s=what.stagger_s,
         seed=what.seed,
+        omit=what.omit,
     )
     ended = datetime.now(UTC)
     if measured.aborted:
@@ -114,7 +116,7 @@ def _asked_for(what: Asked) -> dict[str, Any]:
         "limits": asdict(what.limits),
         "slos": asdict(what.slos) if what.slos else None,
         "tokenizer": what.tokenizer,
-        "sent": {name: value for name, value in body.items() if name not in ("prompt", "messages")},
+        "sent": {name: value for name, value in body.items() if name not in ("prompt", "messages", *what.omit)},
     }
 
 

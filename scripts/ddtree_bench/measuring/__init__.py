@@ -1,0 +1,1 @@
+"""The commands `measure`, `metrics` and `calibrate`: one load on any endpoint, without a configuration."""

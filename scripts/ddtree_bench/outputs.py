@@ -12,7 +12,8 @@ import pandas as pd
 from ddtree_bench.comparisons import Named
 from ddtree_bench.config import Config
 from ddtree_bench.figures import FIGURES
-from ddtree_bench.load.tokenizer import Tokenizer, TokenizerError, file_of
+from ddtree_bench.load.tokenizer import Tokenizer, TokenizerError
+from ddtree_bench.load.tokenizer_file import file_of
 from ddtree_bench.metrics import Slos
 from ddtree_bench.project import Project, git_commit
 from ddtree_bench.records.files import sha256_file

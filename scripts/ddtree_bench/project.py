@@ -13,7 +13,7 @@ from typing import Any
 from ddtree_bench import keys, plan
 from ddtree_bench.config import Config, validate
 from ddtree_bench.environments import environment_key, python_tag
-from ddtree_bench.load.tokenizer import file_of
+from ddtree_bench.load.tokenizer_file import file_of
 from ddtree_bench.plan import Plan, Run, Server
 from ddtree_bench.records.files import sha256_file
 

@@ -45,10 +45,13 @@ def test_only_samples_that_met_all_requests_tell_how_many_were_admitted() -> Non
         None,
         "in none of 3 samples were 16 requests on the server",
     )
-    full = sampled((0.6, 1, 3), (1.6, 12, 4), (2.6, 12, 4))
+    few = document(*in_flight(16), load=Load(16), server_samples=sampled((0.6, 1, 3), (1.6, 12, 4), (2.6, 12, 4)))
+    assert check(few, "admitted")[0] is None
+    assert "mean of 2 samples with all; 10 are needed" in check(few, "admitted")[1]
+    full = sampled((0.6, 1, 3), *[(1.0 + 0.2 * i, 12, 4) for i in range(10)])
     assert check(document(*in_flight(16), load=Load(16), server_samples=full), "admitted") == (
         False,
-        "at most 12 of 16 ran at once, 4.0 waited, mean of 2 samples with all",
+        "at most 12 of 16 ran at once, 4.0 waited, mean of 10 samples with all",
     )
 
 

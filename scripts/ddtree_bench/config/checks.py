@@ -15,8 +15,8 @@ from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
 from ddtree_bench.load.cell_prompts import cell_prompts
 from ddtree_bench.load.prompts import Prompt, PromptError
 from ddtree_bench.load.prompts import read as read_prompts
-from ddtree_bench.load.tokenizer import FILE as TOKENIZER_FILE
-from ddtree_bench.load.tokenizer import file_of as tokenizer_file
+from ddtree_bench.load.tokenizer_file import FILE as TOKENIZER_FILE
+from ddtree_bench.load.tokenizer_file import file_of as tokenizer_file
 from ddtree_bench.servers.command_line import REFERENCE_MODELS
 from ddtree_bench.targets.external import endpoint_of
 

@@ -9,16 +9,11 @@ import numpy as np
 import tokenizers
 from tokenizers.processors import ByteLevel
 
-FILE = "tokenizer.json"
+from ddtree_bench.load.tokenizer_file import FILE, file_of
 
 
 class TokenizerError(ValueError):
     """A path that holds no usable tokenizer; the message names it and says what to give."""
-
-
-def file_of(path: Path) -> Path:
-    """Return the file that a path means: the path itself, or the tokenizer.json of a folder."""
-    return path / FILE if path.is_dir() else path
 
 
 class Tokenizer:

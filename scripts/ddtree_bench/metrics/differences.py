@@ -96,6 +96,7 @@ def differences(
     theirs = cell_metrics(true, load, None, slos)
     found = [_difference(name, _value(ours, name), _value(theirs, name)) for name in _compared(ours)]
     found = [_of_peak(one, ours, theirs, true) if one and one.name == PEAK else one for one in found]
+    found = [_of_steady(one, theirs, true) if one and one.name == STEADY else one for one in found]
     return tuple(sorted((one for one in found if one), key=lambda one: one.used, reverse=True))
 
 
@@ -121,6 +122,22 @@ def _difference(name: str, seen: float | None, true: float | None) -> Difference
 
 def _share(seen: float, true: float) -> float:
     return 0.0 if seen == true else seen / true - 1 if true > 0 else math.inf
+
+
+def _of_steady(found: Difference, theirs: Scalars, true: Sequence[Request]) -> Difference:
+    """The difference of a steady throughput, from what an event at each edge of its window can hold.
+
+    The window opens with a send and closes with an end, so microseconds decide whether an event of another user is
+    inside; the full throughput, which has no such edges, is compared beside it.
+    """
+    rate, window = _value(theirs, STEADY), _value(theirs, "steady_window_s")
+    if math.isinf(found.value) or not rate or not window:
+        return found
+    largest = max(
+        int(one.answer.tokens.counts.max()) for one in true if one.answer and one.answer.tokens.counts is not None
+    )
+    beyond = max(0.0, abs(found.value) - 2 * largest / (rate * window))
+    return replace(found, value=math.copysign(beyond, found.value))
 
 
 def _of_peak(found: Difference, ours: Scalars, theirs: Scalars, true: Sequence[Request]) -> Difference:

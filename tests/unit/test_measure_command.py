@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,7 +169,8 @@ def test_completions_are_asked_for_as_such(tmp_path: Path) -> None:
     text = b'data: {"choices": [{"text": "a b", "finish_reason": "length"}], "usage": {"completion_tokens": 2}}\n\n'
     with ScriptedServer(lambda body: stream(text, DONE)) as server:
         assert measure(server.base_url, tmp_path, "--endpoint", "completions") == 0
-        assert set(server.paths) == {"/v1/completions"} and server.requests[0]["prompt"] == "prompt 0"
+        assert set(server.paths) == {"/v1/completions"}
+        assert {body["prompt"] for body in server.requests} == {f"prompt {i}" for i in range(6)}
     assert loaded(tmp_path)["output_tokens"] == 12
 
 
@@ -298,9 +300,15 @@ def test_some_failed_requests_make_it_partial(tmp_path: Path) -> None:
 def test_a_server_that_dies_in_the_middle_ends_the_cell_before_its_deadline(tmp_path: Path) -> None:
     slow = Script([(0.02, piece) for _, piece in words(4).pieces])
     prompt_file(tmp_path, 400)
-    with ScriptedServer(lambda body: slow) as server:
-        death = threading.Timer(0.6, server.__exit__, (None, None, None))
-        death.start()
+    asked = count(1)
+
+    def answer(_: dict[str, Any]) -> Script:
+        if next(asked) == 40:
+            death.start()
+        return slow
+
+    with ScriptedServer(answer) as server:
+        death = threading.Thread(target=server.__exit__)
         begun = time.monotonic()
         assert measure(server.base_url, tmp_path, "--deadline", "60", n=400, users=8) == 0
         assert time.monotonic() - begun < 60

@@ -285,7 +285,8 @@ def load_checks(running: list[float], queued: list[float], concurrency: int = 8)
 def test_the_load_that_the_server_saw() -> None:
     assert load_checks([8.0] * 9, [0.0] * 9) == [True, True]
     assert load_checks([7.0] * 18, [0.0] * 18) == [False, None]
-    assert load_checks([6.0] * 9, [2.0] * 9) == [True, False]  # fault 11: the rest only queues
+    assert load_checks([6.0] * 9, [2.0] * 9) == [True, None]
+    assert load_checks([6.0] * 10, [2.0] * 10) == [True, False]  # fault 11: the rest only queues
     assert load_checks([8.0, 8.0], [0.0, 0.0]) == [None, None]
     assert load_checks([8.0, 2.0, 8.0, 8.0], [0.0] * 4) == [None, True]
     assert load_checks([float("nan")] * 9, [0.0] * 9) == [None, None]

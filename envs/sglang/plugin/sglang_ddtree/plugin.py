@@ -1,0 +1,46 @@
+"""The entry point: SGLang calls `load` early in each of its processes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+
+
+def load() -> None:
+    """Register DDTREE and its options; where that is impossible, leave SGLang as it is and say why in one line."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    try:
+        from sglang_ddtree import release
+
+        release.check_version()
+        from sglang_ddtree import algorithm, hooks
+
+        algorithm.register()
+        hooks.install()
+    except Exception as error:
+        reason = f"sglang_ddtree cannot be loaded: {error}".replace("\n", " ")
+        logger.error(reason)
+        if any("ddtree" in argument.lower() for argument in sys.argv[1:]):
+            raise SystemExit(reason) from error
+
+        # The options may stand in a --config file, which is read later: argparse then says why they do not work.
+        def refuse_options(_result: Any, parser: argparse.ArgumentParser) -> None:
+            _add_refused_options(parser, reason)
+
+        HookRegistry.register(f"{SERVER_ARGS}.add_cli_args", refuse_options, HookType.AFTER)
+
+
+def _add_refused_options(parser: argparse.ArgumentParser, reason: str) -> None:
+    class Refuse(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *_args: Any, **_kwargs: Any) -> None:
+            parser.error(reason)
+
+    for option in ("budget", "topk-cap", "allow-hybrid-unsafe", "round-log"):
+        parser.add_argument(f"--speculative-ddtree-{option}", nargs="?", action=Refuse, help=argparse.SUPPRESS)

@@ -1,0 +1,29 @@
+"""Which requests a DDTREE server takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def refuse(message: str | None, req: Any, _enable_overlap: bool) -> str | None:
+    """Why a request is refused with HTTP 400, or None: what would change its text without anyone's notice.
+
+    Penalties change with every token, so each node of a tree would need those of its own path; SGLang's tree
+    verification applies those of the round's start to all of them, and the text would differ from AR's. Logprobs,
+    grammars, logit bias, min-p and seeds are served.
+    """
+    if message is not None:
+        return message.replace("DFLASH", "DDTREE")
+    params = req.sampling_params
+    refused = {
+        "frequency_penalty": params.frequency_penalty != 0,
+        "presence_penalty": params.presence_penalty != 0,
+        "repetition_penalty": params.repetition_penalty != 1,
+        "min_new_tokens": params.min_new_tokens > 0,
+        "custom_logit_processor": req.custom_logit_processor is not None,
+        "return_hidden_states": bool(req.return_hidden_states),
+    }
+    found = [name for name, present in refused.items() if present]
+    if not found:
+        return None
+    return f"DDTREE speculative decoding does not support {', '.join(found)}: leave it out, or ask a server without it."

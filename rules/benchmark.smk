@@ -1,7 +1,7 @@
 """Measure: one rule a run, which starts one server afresh and measures the cells that the store lacks.
 
-Input: the deployment and the record of the target, whose time moves only when a host key changes. Output: the views of
-the run's cells and its warm-up record.
+Input: the deployment, the micro model that is served, if it is one, and the record of the target, whose time moves only
+when a host key changes. Output: the views of the run's cells and its warm-up record.
 Order: the runs' priorities; one run at a time on a target, and on this machine, where the load client is: the resources
 here, the leases on the machines themselves.
 """
@@ -26,6 +26,7 @@ for run in PLAN.runs:
             run.name
         input:
             receipt=[ancient(path) for path in PROJECT.receipts_of(run.server)],
+            models=[ancient(path) for path in micro_models_of([run.server])],
             host=PROJECT.host_record(run.server.target),
             retry=RETRY if run in RETRIED else [],
         output:

@@ -10,6 +10,7 @@ from snakemake.exceptions import WorkflowError
 from ddtree_bench import keys
 from ddtree_bench.client_machine import RESOURCE as CLIENT_MACHINE
 from ddtree_bench.config import ConfigError
+from ddtree_bench.environments.recipes import build_named
 from ddtree_bench.project import open_project
 from ddtree_bench.status import runs_with_failures, summary
 from ddtree_bench.working_folder import (
@@ -44,4 +45,4 @@ for resource in (CLIENT_MACHINE, *(f"host_{target}" for target in PLAN.targets))
 wildcard_constraints:
     target="|".join(PROJECT.config.targets),
     engine="reference|sglang",
-    environment="[0-9a-f]{12}-cp[0-9]+",
+    environment="([a-z][a-z0-9-]*-)?[0-9a-f]{12}-(cp[0-9]+|py3)",

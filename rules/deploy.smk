@@ -6,7 +6,7 @@ Input: the wheelhouse of build_environment; parameters from targets.<name>.
 
 rule deploy_environment:
     input:
-        manifest=lambda wildcards: PROJECT.manifest(wildcards.engine),
+        manifest=lambda wildcards: PROJECT.manifest(wildcards.target, wildcards.engine),
     output:
         receipt=f"{RESULTS}/targets/{{target}}/deployed-{{engine}}-{{environment}}.json",
     log:
@@ -26,6 +26,12 @@ rule deploy_environment:
 rule probe_target:
     input:
         receipts=lambda wildcards: PROJECT.receipts(wildcards.target),
+        models=lambda wildcards: [
+            ancient(path)
+            for path in micro_models_of(
+                server for server in PLAN.servers if server.target == wildcards.target
+            )
+        ],
     output:
         record=f"{RESULTS}/targets/{{target}}.json",
     log:

@@ -14,6 +14,7 @@ rule build_environment:
     threads: 1
     params:
         engine="{engine}",
+        build=lambda wildcards: build_named(wildcards.environment),
     message:
         "Building the environment of {wildcards.engine} ({wildcards.environment})"
     script:

@@ -15,6 +15,7 @@ with logged_to(snakemake.log[0]) as report:
         target_launcher(project, target),
         Path(snakemake.input.manifest).parent,
         project.deploy_root(target),
+        adopt=project.adopted(target, snakemake.params.engine),
         report=report,
     )
     write_json(Path(snakemake.output.receipt), receipt)

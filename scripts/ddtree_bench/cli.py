@@ -12,7 +12,7 @@ from ddtree_bench import __version__
 from ddtree_bench.commands import COMMANDS, run_command
 from ddtree_bench.config import ConfigError, read_files
 from ddtree_bench.config.generate import generated_files, write_generated
-from ddtree_bench.measuring import calibrate_command, measure_command, metrics_command
+from ddtree_bench.measuring import calibrate_command, measure_command, metrics_command, second_opinion_command
 from ddtree_bench.project import Project, open_project
 from ddtree_bench.rule_log import USER_ERRORS
 from ddtree_bench.serve_command import choose_server, serve_project
@@ -23,6 +23,7 @@ DEFAULT_CONFIG = ROOT / "config" / "config.yaml"
 MEASURING = {
     "measure": ("measure any OpenAI-compatible endpoint that is up, into a folder of its own", measure_command),
     "metrics": ("compute a measurement's metrics again from its raw record", metrics_command),
+    "second-opinion": ("measure with SGLang's bench_serving as well, and hold both together", second_opinion_command),
     "calibrate": ("say how exact the client is on this machine", calibrate_command),
 }
 """Commands that need no configuration: what each does, and the module with its arguments."""

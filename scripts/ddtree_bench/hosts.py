@@ -60,7 +60,7 @@ def record_host(project: Project, target: str, report: Report, accept: bool = Fa
     record: dict[str, Any] = {"models": {}}
     for engine, receipt in _receipts(project, target).items():
         probed = probe_now(project, launcher, target, engine, receipt)
-        record = {**probed, "models": {**record["models"], **probed["models"]}}
+        record = {**record, **probed, "models": {**record["models"], **probed["models"]}}
     accepted = project.host_record(target).with_suffix(".accepted.json")
     if accepted.exists() and not accept:
         check_unchanged(read_json(accepted), record)
@@ -107,7 +107,9 @@ def probe_now(
         )
         for server in servers
     }
-    return probe(launcher, receipt["python"], engine, list(models.values()))
+    record = probe(launcher, receipt["python"], engine, list(models.values()))
+    adopted = receipt.get("adopted")
+    return {**record, "adopted": {engine: adopted["installation"]}} if adopted else record
 
 
 def endpoint_now(project: Project, server: Server) -> dict[str, Any]:
@@ -131,9 +133,10 @@ def confirm_deployment(
     """
     if project.config.targets[target].launcher == "external":
         return external_receipt(engine)
-    wheelhouse = project.manifest(engine).parent
-    build(engine, project.root / "envs", wheelhouse, report=report)
-    return deploy(launcher, wheelhouse, project.deploy_root(target), report=report)
+    wheelhouse = project.manifest(target, engine).parent
+    build(project.environment(target, engine), project.root / "envs", wheelhouse, report=report)
+    root, adopt = project.deploy_root(target), project.adopted(target, engine)
+    return deploy(launcher, wheelhouse, root, adopt=adopt, report=report)
 
 
 def read_host(project: Project, target: str) -> dict[str, Any]:
@@ -148,7 +151,8 @@ def knows_models(record: Mapping[str, Any], server: Server) -> bool:
 
 def server_host_key(record: Mapping[str, Any], server: Server) -> str:
     """Return the host key of a server on a recorded target, 64 hex digits."""
-    return host_key(record, server.model.name, server.drafter.name if server.drafter else None)
+    installation = record.get("adopted", {}).get(server.engine)
+    return host_key(record, server.model.name, server.drafter.name if server.drafter else None, installation)
 
 
 def confirm_host(project: Project, launcher: Launcher, server: Server, receipt: Mapping[str, Any]) -> dict[str, Any]:

@@ -255,8 +255,10 @@ class Plan:
         raise ConfigError(["the repository was changed since this pass began; start snakemake again"])
 
 
-def build(config: Config, points: Sequence[Coordinates], root: Path, environment_keys: Mapping[str, str]) -> Plan:
-    """Return the plan of validated points; `root` is where prompt paths start.
+def build(
+    config: Config, points: Sequence[Coordinates], root: Path, environment_keys: Mapping[tuple[str, str], str]
+) -> Plan:
+    """Return the plan of validated points; `root` is where prompt paths start, environments go by target and engine.
 
     Repeats follow each other; inside a repeat the servers stand in an order drawn from the configuration's seed, which
     does not depend on what else is planned.
@@ -301,7 +303,7 @@ def _ordered_runs(cells: Sequence[Cell], seed: int) -> tuple[Run, ...]:
 
 
 def _named_servers(
-    config: Config, points: Sequence[Coordinates], environment_keys: Mapping[str, str]
+    config: Config, points: Sequence[Coordinates], environment_keys: Mapping[tuple[str, str], str]
 ) -> dict[Coordinates, Server]:
     servers = {point: _server(config, point, _environment(config, point, environment_keys)) for point in points}
     used = Counter(name for _, name in {(server.key, server.name) for server in servers.values()})
@@ -311,8 +313,9 @@ def _named_servers(
     return servers
 
 
-def _environment(config: Config, point: Coordinates, environment_keys: Mapping[str, str]) -> str:
-    return EXTERNAL if config.targets[point.target].launcher == "external" else environment_keys[point.engine]
+def _environment(config: Config, point: Coordinates, environment_keys: Mapping[tuple[str, str], str]) -> str:
+    external = config.targets[point.target].launcher == "external"
+    return EXTERNAL if external else environment_keys[point.target, point.engine]
 
 
 def _server(config: Config, point: Coordinates, environment: str) -> Server:

@@ -12,8 +12,10 @@ from typing import Any
 
 from ddtree_bench import keys, plan
 from ddtree_bench.config import Config, validate
-from ddtree_bench.environments import environment_key, python_tag
+from ddtree_bench.environments import Environment, environment_key
+from ddtree_bench.environments.recipes import environment_name, environment_of, wheels_tag
 from ddtree_bench.load.tokenizer_file import file_of
+from ddtree_bench.micro_models import MicroModel, micro_model, with_micro_models
 from ddtree_bench.plan import Plan, Run, Server
 from ddtree_bench.records.files import sha256_file
 
@@ -46,27 +48,37 @@ class Folders:
 class Project:
     """A validated configuration, its plan and its places.
 
-    `root` is the repository, `config_files` what was laid over the default configuration.
+    `root` is the repository, `config_files` what was laid over the default configuration. `environment_keys` has the
+    key of what each engine of the plan runs in on each target, by target and engine.
     """
 
     config: Config
     plan: Plan
     folders: Folders
     root: Path
-    environment_keys: Mapping[str, str]
+    environment_keys: Mapping[tuple[str, str], str]
     config_files: tuple[str, ...] = ()
 
-    def environment_name(self, engine: str) -> str:
-        """The name of an engine's environment for this Python: engine, key and tag."""
-        return f"{engine}-{keys.short(self.environment_keys[engine])}-{python_tag()}"
+    def environment(self, target: str, engine: str) -> Environment:
+        """What an engine runs in on a target: the build that the target takes, or one that adopts what is there."""
+        return target_environment(self.config, target, engine)
 
-    def manifest(self, engine: str) -> Path:
-        """The manifest of an engine's wheelhouse."""
-        return self.folders.environments / self.environment_name(engine) / "manifest.json"
+    def environment_name(self, target: str, engine: str) -> str:
+        """The name of an engine's environment on a target: engine, build if it has one, key, and its wheels' tag."""
+        environment = self.environment(target, engine)
+        return environment_name(environment, self.environment_keys[target, engine], wheels_tag(environment))
+
+    def manifest(self, target: str, engine: str) -> Path:
+        """The manifest of the wheelhouse of an engine's environment on a target."""
+        return self.folders.environments / self.environment_name(target, engine) / "manifest.json"
 
     def receipt(self, target: str, engine: str) -> Path:
         """The receipt of an engine's deployment on a target."""
-        return self.folders.results / "targets" / target / f"deployed-{self.environment_name(engine)}.json"
+        return self.folders.results / "targets" / target / f"deployed-{self.environment_name(target, engine)}.json"
+
+    def adopted(self, target: str, engine: str) -> str | None:
+        """The installation on a target that an engine's deployment there adopts; None where it installs its own."""
+        return self.config.targets[target].adopt if engine == "sglang" else None
 
     def receipts(self, target: str) -> list[Path]:
         """The receipts of all engines that the plan uses on a target; none where nothing is deployed."""
@@ -107,11 +119,21 @@ class Project:
             "drafter_path": drafter.paths.get(server.target) if drafter else None,
         }
 
+    def micro_model(self, server: Server) -> MicroModel | None:
+        """The micro model that a server serves; None where it serves another."""
+        return micro_model(self.config.models[self.model_name(server)], self.root, self.folders.results)
+
     def tokenizer_path(self, server: Server) -> Path | None:
-        """Where this machine keeps the tokenizer of a server's model, below the repository unless it is absolute."""
+        """Where this machine keeps the tokenizer of a server's model, below the repository unless it is absolute.
+
+        None for a micro model that is not trained yet.
+        """
         given = self.config.models[self.model_name(server)].tokenizer
         path = given.get(server.target) if isinstance(given, dict) else given
-        return None if path is None else self.root / Path(path).expanduser()
+        micro = self.micro_model(server)
+        if path is None or (micro is not None and not micro.target.is_dir()):
+            return None
+        return self.root / Path(path).expanduser()
 
     def views(self, run: Run) -> list[str]:
         """The views of a run's cells."""
@@ -123,10 +145,11 @@ class Project:
         comparisons = [comparison.model_dump() for comparison in self.config.comparisons]
         slos = {name: work.slos.model_dump() for name, work in self.config.workloads.items() if work.slos}
         views = [cell.view for cell in self.plan.cells]
+        # A micro model's tokenizer is told by the model's revision, and need not be there yet.
         tokenizers = {
             server.key: sha256_file(file_of(path))
             for server in self.plan.servers
-            if (path := self.tokenizer_path(server)) is not None
+            if self.micro_model(server) is None and (path := self.tokenizer_path(server)) is not None
         }
         digest = keys.digest([views, comparisons, self.config.description, slos, tokenizers])
         return f"tables/plan.{keys.short(digest)}.json"
@@ -144,10 +167,20 @@ def open_project(
     Raises ConfigError with every problem of the configuration.
     """
     config, points = validate(tree, root)
-    engines = dict.fromkeys(p.engine for p in points if config.targets[p.target].launcher != "external")
-    environment_keys = {engine: environment_key(engine, root / "envs") for engine in engines}
+    used = dict.fromkeys((p.target, p.engine) for p in points if config.targets[p.target].launcher != "external")
+    environments = {place: target_environment(config, *place) for place in used}
+    known = {environment: environment_key(environment, root / "envs") for environment in set(environments.values())}
+    environment_keys = {place: known[environment] for place, environment in environments.items()}
+    folders = Folders.below(results)
+    config = with_micro_models(config, root, folders.results)
     planned = plan.build(config, points, root, environment_keys)
-    return Project(config, planned, Folders.below(results), root, environment_keys, tuple(config_files))
+    return Project(config, planned, folders, root, environment_keys, tuple(config_files))
+
+
+def target_environment(config: Config, target: str, engine: str) -> Environment:
+    """Return what an engine runs in on a target of a configuration."""
+    spec = config.targets[target]
+    return environment_of(engine, spec.sglang_build, adopted=spec.adopt is not None)
 
 
 def git_commit(root: Path) -> str | None:

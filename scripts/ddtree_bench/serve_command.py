@@ -10,6 +10,7 @@ from typing import Any
 
 from ddtree_bench.config import ConfigError
 from ddtree_bench.hosts import confirm_deployment, target_launcher
+from ddtree_bench.micro_models import train
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report, open_project
 from ddtree_bench.server_start import passed_environment, server_place
@@ -49,11 +50,14 @@ def _is_wanted(project: Project, server: Server, wanted: Mapping[str, Any]) -> b
 def serve_project(project: Project, server: Server, port: int, report: Report) -> None:
     """Serve one server of a project until a signal ends it; prints its base URL when it is ready.
 
-    The environment is built and deployed first where it is not there yet. Raises ServerFailed and TargetError.
+    The environment is built and deployed first where it is not there yet, and a micro model trained. Raises
+    ServerFailed and TargetError.
     """
     target = project.config.targets[server.target]
     launcher = target_launcher(project, server.target)
     receipt = confirm_deployment(project, launcher, server.target, server.engine, report)
+    if micro := project.micro_model(server):
+        train(micro, launcher, receipt["python"], report)
     start_id = uuid.uuid4().hex[:12]
     place = server_place(project, launcher, server, receipt["python"], start_id, port)
     log_path = project.folders.results / "logs" / "servers" / server.target / f"{server.name}-serve-{start_id}.log"

@@ -50,9 +50,16 @@ def server_place(
     project: Project, launcher: Launcher, server: Server, python: str, start_id: str, port: int = 0
 ) -> Place:
     """Return where and as what a server is started; `port` 0 is the target's own or else a free one."""
-    target = project.config.targets[server.target]
-    port = port or target.port or launcher.free_port()
-    return Place(python=python, port=port, start_id=start_id, host=target.host, **project.model_paths(server))
+    target, model = project.config.targets[server.target], project.config.models[project.model_name(server)]
+    return Place(
+        python=python,
+        port=port or target.port or launcher.free_port(),
+        start_id=start_id,
+        host=target.host,
+        build=target.sglang_build if server.engine == "sglang" else "",
+        allow_hybrid_unsafe=model.hybrid and model.allow_hybrid_unsafe,
+        **project.model_paths(server),
+    )
 
 
 def passed_environment(target: Target) -> dict[str, str]:

@@ -44,7 +44,8 @@ def large_clone(folder: Path, runs: int) -> Clone:
 def pretend_done(clone: Clone) -> None:
     """Write stand-ins for everything the workflow makes, in the order in which it would."""
     project = open_project(read_files([clone.root / "config" / "config.yaml"]), clone.root)
-    first = [project.manifest("reference"), project.receipt("local", "reference"), project.host_record("local")]
+    deployed = [project.manifest("local", "reference"), project.receipt("local", "reference")]
+    first = [*deployed, project.host_record("local")]
     views = [*project.all_views(), *(f"results/{run.warmup_view}" for run in project.plan.runs)]
     last = [f"results/tables/{name}.csv" for name in TABLES] + ["results/report.html"]
     last.append(f"results/{project.tables_plan}")

@@ -26,8 +26,8 @@ def project(tmp_path: Path) -> Project:
         config["targets"][name] = {"launcher": "external", "engine": "sglang", "url": url} | shared
     config["sweep"][0] |= {"target": ["local", "here", "there"], "method": "AR"}
     parsed, points = validate(config, write_project(tmp_path))
-    built = plan.build(parsed, points, tmp_path, {"reference": "e" * 64})
-    return Project(parsed, built, Folders.below(tmp_path / "results"), tmp_path, {"reference": "e" * 64})
+    built = plan.build(parsed, points, tmp_path, {("local", "reference"): "e" * 64})
+    return Project(parsed, built, Folders.below(tmp_path / "results"), tmp_path, {("local", "reference"): "e" * 64})
 
 
 @pytest.mark.parametrize("other", ["local", "here", "there"])

@@ -144,6 +144,8 @@ def test_hybrid_models_are_refused_unless_allowed(root: Path) -> None:
 
 def sglang(config: dict[str, Any]) -> dict[str, Any]:
     config["targets"]["local"]["engine"] = "sglang"
+    config["models"]["toy"]["paths"] = {"local": "/models/toy"}
+    config["models"]["toy"]["drafter"]["paths"] = {"local": "/models/toy-dflash"}
     return config
 
 
@@ -178,8 +180,7 @@ def test_a_baseline_with_other_parallelism_does_not_count(root: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["reference", "sglang"])
 def test_more_in_flight_than_a_server_admits_is_refused_whatever_serves(root: Path, engine: str) -> None:
-    config = tree()
-    config["targets"]["local"]["engine"] = engine
+    config = sglang(tree()) if engine == "sglang" else tree()
     config["sweep"][0] |= {"concurrency": [1, 4], "max_running_requests": 2}
     assert only_problem(config, root) == (
         "sweep[0].concurrency: 4 is more than max_running_requests = 2, so requests would only queue; "

@@ -9,9 +9,20 @@ from pathlib import Path
 import pytest
 from setuptools import find_namespace_packages
 
-from ddtree_bench.environments import EnvironmentFailed, environment_key
+from ddtree_bench.environments import Environment, EnvironmentFailed, environment_key, python_tag
 from ddtree_bench.environments.build import build, pinned
-from ddtree_bench.environments.key import SOURCES
+from ddtree_bench.environments.recipes import (
+    RECIPES,
+    build_named,
+    environment_name,
+    environment_of,
+    wheels_tag,
+)
+from ddtree_bench.environments.variables import engine_variables
+
+REFERENCE = Environment("reference")
+CPU, CUDA13 = Environment("sglang", "cpu"), Environment("sglang", "cuda13")
+ADOPTED, ADOPTED_CPU = Environment("sglang", "adopted"), Environment("sglang", "adopted-cpu")
 
 
 @pytest.fixture
@@ -24,11 +35,16 @@ def engines(tmp_path: Path) -> Path:
     (folder / "pyproject.toml").write_text("[project]\n")
     (folder / "requirements.lock").write_text("numpy==1 \\\n    --hash=sha256:0\n")
     (folder / "torch.in").write_text("torch==2\n")
+    for name in ("plugin/pyproject.toml", "plugin/sglang_ddtree/tree.py", "cpu_platform/sglang_cpu_platform/dtypes.py"):
+        (tmp_path / "sglang" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sglang" / name).write_text("x = 1\n")
+    for name in ("cpu.lock", "cpu-torch.in", "cuda13.lock", "cpu.in"):
+        (tmp_path / "sglang" / name).write_text("sglang==1\n")
     return tmp_path
 
 
-def key(engines: Path) -> str:
-    return environment_key("reference", engines)
+def key(engines: Path, environment: Environment = REFERENCE) -> str:
+    return environment_key(environment, engines)
 
 
 def test_it_is_a_digest_and_the_same_in_another_place(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -84,7 +100,7 @@ def test_the_engines_wheel_is_made_of_what_the_key_is_made_of_without_training()
     options = tomllib.loads((engine / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     packages = find_namespace_packages(str(engine), include=options["include"])
     assert packages and {package.split(".")[0] for package in packages} == {"ddtree_reference"}
-    assert (engine / "training" / "ddtree_training").is_dir() and "training" not in SOURCES["reference"]
+    assert (engine / "training" / "ddtree_training").is_dir() and "training" not in RECIPES[REFERENCE].sources
 
 
 def test_times_do_not(engines: Path) -> None:
@@ -95,9 +111,65 @@ def test_times_do_not(engines: Path) -> None:
 
 
 def test_engines_have_keys_of_their_own_and_unknown_ones_an_error(engines: Path) -> None:
-    assert environment_key("sglang", engines) != key(engines)
+    assert len({key(engines, environment) for environment in RECIPES}) == len(RECIPES)
     with pytest.raises(EnvironmentFailed, match="'vllm' does not exist; engines: reference, sglang"):
-        environment_key("vllm", engines)
+        key(engines, Environment("vllm"))
+    with pytest.raises(EnvironmentFailed, match="has no build 'rocm'; builds: cpu, cuda13, adopted, adopted-cpu"):
+        key(engines, Environment("sglang", "rocm"))
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("cpu.lock", {CPU}),
+        ("cpu-torch.in", {CPU}),
+        ("cuda13.lock", {CUDA13}),
+        ("cpu.in", set()),
+        ("plugin/sglang_ddtree/tree.py", {CPU, CUDA13, ADOPTED, ADOPTED_CPU}),
+        ("plugin/tests/test_tree.py", set()),
+        ("plugin/README.md", set()),
+        ("cpu_platform/sglang_cpu_platform/dtypes.py", {CPU, ADOPTED_CPU}),
+        ("patches/0001-a.patch", {CPU, CUDA13, ADOPTED, ADOPTED_CPU}),
+        ("patches/README.md", set()),
+        ("micro_models/train.py", set()),
+    ],
+)
+def test_each_build_depends_on_its_own_files(engines: Path, file: str, changed: set[Environment]) -> None:
+    builds = {CPU, CUDA13, ADOPTED, ADOPTED_CPU}
+    before = {build: key(engines, build) for build in builds}
+    path = engines / "sglang" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        stream.write("# one more line\n")
+    assert {build for build in builds if key(engines, build) != before[build]} == changed
+
+
+@pytest.mark.parametrize("environment", list(RECIPES))
+def test_the_name_of_an_environment_tells_its_build(environment: Environment) -> None:
+    name = environment_name(environment, "0123456789abcdef", wheels_tag(environment))
+    engine, _, rest = name.partition("-")
+    assert (engine, build_named(rest)) == environment
+    assert "0123456789ab-" in name and name.endswith(("-py3", f"-{python_tag()}"))
+
+
+def test_what_a_target_asks_for_is_the_environment() -> None:
+    assert environment_of("reference", "cuda13", adopted=True) == REFERENCE
+    assert environment_of("sglang", "cpu", adopted=False) == CPU
+    assert environment_of("sglang", "cuda13", adopted=True) == ADOPTED
+    assert environment_of("sglang", "cpu", adopted=True) == ADOPTED_CPU
+
+
+def test_servers_on_a_cpu_get_the_interpreter_adopted_or_not() -> None:
+    assert engine_variables(*CPU)["TRITON_INTERPRET"] == "1"
+    assert engine_variables(*ADOPTED_CPU) == engine_variables(*CPU)
+    assert engine_variables(*CUDA13) == engine_variables(*REFERENCE) == {}
+
+
+def test_the_files_of_every_build_are_there() -> None:
+    engines = Path(__file__).parents[2] / "envs"
+    for environment, recipe in RECIPES.items():
+        for name in (*recipe.pins, *recipe.sources, *(f"{project}/pyproject.toml" for project in recipe.projects)):
+            assert (engines / environment.engine / name).exists(), f"{environment}: {name}"
 
 
 def test_pins_of_a_lock() -> None:
@@ -110,7 +182,7 @@ def test_pins_of_a_lock() -> None:
 def test_building_without_a_lock_names_the_file(engines: Path, tmp_path: Path) -> None:
     (engines / "reference" / "requirements.lock").unlink()
     with pytest.raises(EnvironmentFailed, match=r"reference/requirements\.lock: is missing"):
-        build("reference", engines, tmp_path / "wheelhouse")
+        build(REFERENCE, engines, tmp_path / "wheelhouse")
 
 
 def test_a_package_that_cannot_be_had_is_named_with_the_remedy(
@@ -121,6 +193,22 @@ def test_a_package_that_cannot_be_had_is_named_with_the_remedy(
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     said: list[str] = []
     with pytest.raises(EnvironmentFailed, match=r"requirements\.lock: .*numpy==1.*\n.*PIP_FIND_LINKS"):
-        build("reference", engines, tmp_path / "wheelhouse", report=said.append)
+        build(REFERENCE, engines, tmp_path / "wheelhouse", report=said.append)
     assert any("numpy" in line for line in said)
     assert not (tmp_path / "wheelhouse" / "manifest.json").exists()
+
+
+def test_a_build_whose_wheels_do_not_exist_for_this_python_says_which_do(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddtree_bench.environments.build.python_tag", lambda: "cp313")
+    with pytest.raises(EnvironmentFailed, match=r"sglang \(cuda13\): .* exist for cp313; .*of cp311, cp312"):
+        build(CUDA13, engines, tmp_path / "wheelhouse")
+
+
+def test_an_installation_that_is_there_cannot_be_adopted_where_a_patch_is_needed(engines: Path, tmp_path: Path) -> None:
+    patch = engines / "sglang" / "patches" / "0001-a.patch"
+    patch.parent.mkdir()
+    patch.write_text("")
+    with pytest.raises(EnvironmentFailed, match=r"0001-a\.patch: .*take `adopt` out of the target"):
+        build(ADOPTED, engines, tmp_path / "wheelhouse")

@@ -28,7 +28,8 @@ from ddtree_bench.load.exchange import Exchange, Limits
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.plan import Load, ModelRef, Server, Workload
 from ddtree_bench.servers import api
-from ddtree_bench.servers.ready import wait_until_ready, wanted_identity
+from ddtree_bench.servers.identity import wanted_identity
+from ddtree_bench.servers.ready import wait_until_ready
 from ddtree_bench.targets.launcher import ServerState
 
 ROOT = Path(__file__).parents[2]

@@ -21,8 +21,8 @@ def project(root: Path, comparisons: list[dict[str, Any]], **block: Any) -> Proj
     config["sweep"][0] |= {"concurrency": [1, 2], "max_running_requests": 2} | block
     config["workloads"]["short"] |= {"n_min": 8, "open_loop_s": 4, "repeat_prompts": True}
     validated, points = validate({**config, "comparisons": comparisons}, write_project(root))
-    built = plan.build(validated, points, root, {"reference": "e" * 64})
-    return Project(validated, built, Folders.below(root / "results"), root, {"reference": "e" * 64})
+    built = plan.build(validated, points, root, {("local", "reference"): "e" * 64})
+    return Project(validated, built, Folders.below(root / "results"), root, {("local", "reference"): "e" * 64})
 
 
 def lines(root: Path, comparisons: list[dict[str, Any]]) -> str:

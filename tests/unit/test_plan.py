@@ -15,7 +15,8 @@ from ddtree_bench.config import ConfigError, validate
 from ddtree_bench.plan import Cell, Plan
 from ddtree_bench.project import Folders, Project
 
-ENVIRONMENTS = {"reference": "e" * 64, "sglang": "f" * 64}
+KEYS = {"reference": "e" * 64, "sglang": "f" * 64}
+ENVIRONMENTS = {(target, engine): key for target in ("local", "a", "a_b") for engine, key in KEYS.items()}
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def root(tmp_path: Path) -> Path:
     return write_project(tmp_path)
 
 
-def build(config: dict[str, Any], root: Path, environments: dict[str, str] = ENVIRONMENTS) -> Plan:
+def build(config: dict[str, Any], root: Path, environments: dict[tuple[str, str], str] = ENVIRONMENTS) -> Plan:
     return plan.build(*validate(config, root), root, environments)
 
 
@@ -100,7 +101,7 @@ def test_the_drafter_is_no_part_of_the_baseline(root: Path) -> None:
 
 
 def test_the_environment_is_keyed(root: Path) -> None:
-    assert not cell_keys(build(tree(), root)) & cell_keys(build(tree(), root, {"reference": "0" * 64}))
+    assert not cell_keys(build(tree(), root)) & cell_keys(build(tree(), root, {("local", "reference"): "0" * 64}))
 
 
 def test_prompts_are_keyed_by_what_is_sent(root: Path) -> None:

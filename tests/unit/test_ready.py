@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from ddtree_bench.plan import ModelRef, Server
 from ddtree_bench.servers import api
-from ddtree_bench.servers.ready import Ready, ServerFailed, WrongServer, wait_until_ready, wanted_identity
+from ddtree_bench.servers.identity import differences, start_variables, wanted_identity
+from ddtree_bench.servers.ready import Ready, ServerFailed, WrongServer, wait_until_ready
 from ddtree_bench.targets.launcher import Launch, TargetError
 from ddtree_bench.targets.local import LocalLauncher
 
@@ -20,6 +22,8 @@ TINY = Path(__file__).with_name("tiny_server.py")
 MODEL, DRAFTER = ModelRef("toy", "1"), ModelRef("toy-dflash", "1")
 TREE = Server("tree", "local", "reference", "e" * 64, MODEL, DRAFTER, "DDTREE", 16, 8, 8)
 AR = Server("ar", "local", "reference", "e" * 64, MODEL, None, "AR")
+
+SGLANG_TREE = replace(TREE, engine="sglang", tensor_parallel=2, expert_parallel=2)
 
 Wait = Callable[..., Ready]
 
@@ -68,6 +72,36 @@ def test_what_a_server_must_show() -> None:
         "speculative_num_draft_tokens": 17,
         "max_running_requests": 1,
     }
+
+
+def test_sglang_tells_its_start_by_what_our_plugin_repeats() -> None:
+    wanted = wanted_identity(SGLANG_TREE, "s1")
+    assert wanted["ddtree_start_id"] == "s1" and "start_id" not in wanted
+    assert (wanted["tp_size"], wanted["ep_size"]) == (2, 2)
+    assert start_variables(SGLANG_TREE, "s1") == {"SGLANG_DDTREE_START_ID": "s1"}
+    assert start_variables(TREE, "s1") == {}
+
+
+def test_sglang_may_tell_it_in_its_first_state_and_the_top_comes_first() -> None:
+    told = wanted_identity(SGLANG_TREE, "s1")
+    start = told.pop("ddtree_start_id")
+    assert differences(SGLANG_TREE, "s1", {**told, "internal_states": [{"ddtree_start_id": start}]}) == []
+    below = {"tp_size": 1, "ddtree_start_id": start}
+    assert differences(SGLANG_TREE, "s1", {**told, "internal_states": [below]}) == []
+    assert differences(SGLANG_TREE, "s1", {**told, "internal_states": []}) == [
+        "ddtree_start_id: wanted 's1', seen None"
+    ]
+    assert differences(SGLANG_TREE, "s1", {**told, "tp_size": 1, "internal_states": [below]}) == [
+        "tp_size: wanted 2, seen 1"
+    ]
+
+
+def test_a_tree_that_sglang_cut_is_a_difference() -> None:
+    told = {**wanted_identity(SGLANG_TREE, "s1"), "speculative_ddtree_budget": 7, "speculative_num_draft_tokens": 8}
+    assert differences(SGLANG_TREE, "s1", told) == [
+        "speculative_ddtree_budget: wanted 16, seen 7",
+        "speculative_num_draft_tokens: wanted 17, seen 8",
+    ]
 
 
 def test_each_difference_is_named(wait: Wait) -> None:

@@ -30,8 +30,8 @@ VIEWS = (
 def project(tmp_path: Path) -> Project:
     """Four servers, one repeat, one cell each."""
     parsed, points = validate(tree() | {"repeats": 1}, write_project(tmp_path))
-    built = plan.build(parsed, points, tmp_path, {"reference": "e" * 64})
-    made = Project(parsed, built, Folders.below(tmp_path / "results"), tmp_path, {"reference": "e" * 64})
+    built = plan.build(parsed, points, tmp_path, {("local", "reference"): "e" * 64})
+    made = Project(parsed, built, Folders.below(tmp_path / "results"), tmp_path, {("local", "reference"): "e" * 64})
     for cell, view in zip(built.cells, VIEWS, strict=True):
         path = made.folders.results / cell.view
         path.parent.mkdir(parents=True)

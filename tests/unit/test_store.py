@@ -21,7 +21,7 @@ HOST_KEY = "b" * 64
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     root = write_project(tmp_path)
-    return plan.build(*validate(tree(), root), root, {"reference": "e" * 64}).runs[0]
+    return plan.build(*validate(tree(), root), root, {("local", "reference"): "e" * 64}).runs[0]
 
 
 @pytest.fixture

@@ -9,19 +9,20 @@ import psutil
 import pytest
 from clone import ENVIRONMENTS, REPOSITORY, Clone
 
-from ddtree_bench import keys
-from ddtree_bench.environments import environment_key, python_tag
+from ddtree_bench.environments import Environment, environment_key, python_tag
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
+from ddtree_bench.environments.recipes import environment_name
 from ddtree_bench.targets.launcher import create_launcher
 
 
 @pytest.fixture(scope="session")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Build and deploy the reference environment, which is a no-op after `make setup`."""
-    key = keys.short(environment_key("reference", REPOSITORY / "envs"))
-    wheelhouse = ENVIRONMENTS / f"reference-{key}-{python_tag()}"
-    build("reference", REPOSITORY / "envs", wheelhouse)
+    reference = Environment("reference")
+    key = environment_key(reference, REPOSITORY / "envs")
+    wheelhouse = ENVIRONMENTS / environment_name(reference, key, python_tag())
+    build(reference, REPOSITORY / "envs", wheelhouse)
     launcher = create_launcher("local", lease_directory=tmp_path_factory.mktemp("leases"))
     deploy(launcher, wheelhouse, str(ENVIRONMENTS / "installed"))
 

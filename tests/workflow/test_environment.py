@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from foreground import TREE
 
-from ddtree_bench.environments import EnvironmentFailed, environment_key
+from ddtree_bench.environments import Environment, EnvironmentFailed, environment_key
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.servers import api
@@ -19,6 +19,7 @@ from ddtree_bench.servers.start import start_server
 from ddtree_bench.targets.local import LocalLauncher
 
 ENGINES = Path(__file__).parents[2] / "envs"
+REFERENCE = Environment("reference")
 
 
 def own_wheel(folder: Path) -> Path:
@@ -32,20 +33,20 @@ def test_build_deploy_and_serve(tmp_path: Path) -> None:
     launcher = LocalLauncher(tmp_path / "leases", "test")
     said: list[str] = []
 
-    built = build("reference", ENGINES, wheelhouse, said.append)
-    assert built.key == environment_key("reference", ENGINES)
+    built = build(REFERENCE, ENGINES, wheelhouse, said.append)
+    assert built.key == environment_key(REFERENCE, ENGINES)
     assert {"torch", "ddtree-reference", "tokenizers"} <= set(built.versions)
     assert [path.name for path in sorted((wheelhouse / "wheels").iterdir())] == sorted(w.file for w in built.wheels)
     assert {path.name for path in wheelhouse.iterdir()} == {"manifest.json", "wheels"}
     first = own_wheel(wheelhouse).read_bytes()
 
-    assert build("reference", ENGINES, wheelhouse, said.append) == built
+    assert build(REFERENCE, ENGINES, wheelhouse, said.append) == built
     assert "already built" in said[-1]
 
     own_wheel(wheelhouse).write_bytes(b"damaged")
     with pytest.raises(EnvironmentFailed, match="installing the wheels failed"):
         deploy(launcher, wheelhouse, str(root), report=said.append)
-    assert build("reference", ENGINES, wheelhouse, said.append) == built
+    assert build(REFERENCE, ENGINES, wheelhouse, said.append) == built
     assert own_wheel(wheelhouse).read_bytes() == first, "the same source must give the same wheel"
 
     # The folder of the failed installation has no receipt, so it is made anew.

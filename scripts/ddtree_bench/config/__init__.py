@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.config import checks
+from ddtree_bench.config import checks, model_checks
 from ddtree_bench.config.load import ConfigError, parse, read_files
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import Coordinates, expand
@@ -30,10 +30,13 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
     points = expand(config)
     if not points:
         raise ConfigError(["sweep: nothing is left to measure; `exclude` takes every point out"])
-    problems += checks.check_flags(points)
+    problems += checks.check_flags(config, points)
     problems += checks.check_engines(config, points)
+    problems += checks.check_sglang_builds(config, points)
     problems += checks.check_one_server_each(config, points)
+    problems += model_checks.check_models(config, points)
     problems += checks.check_methods(config, points)
+    problems += model_checks.check_tree_sizes(points)
     problems += checks.check_concurrency(points)
     problems += checks.check_graph_memory(config, points)
     problems += checks.check_baselines(config, points)

@@ -17,7 +17,7 @@ from ddtree_bench.load.prompts import Prompt, PromptError
 from ddtree_bench.load.prompts import read as read_prompts
 from ddtree_bench.load.tokenizer_file import FILE as TOKENIZER_FILE
 from ddtree_bench.load.tokenizer_file import file_of as tokenizer_file
-from ddtree_bench.servers.command_line import REFERENCE_MODELS
+from ddtree_bench.servers.command_line import REFERENCE_MODELS, SGLANG_BUILD_FLAGS, SGLANG_REPORTS
 from ddtree_bench.targets.external import endpoint_of
 
 SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|access_?key|private_?key)$", re.IGNORECASE)
@@ -66,7 +66,7 @@ EXTERNAL_KEYS = ("url", "served_model", "api_key_env", "flush_cache")
 """Keys of a target that have a meaning for an external endpoint alone."""
 
 
-STARTED_KEYS = ("host", "port", "root", "stop_grace_s", "pass_env", "graph_memory_gib")
+STARTED_KEYS = ("host", "port", "root", "stop_grace_s", "pass_env", "graph_memory_gib", "sglang_build", "adopt")
 """Keys of a target that have a meaning for servers that are started alone."""
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -102,6 +102,34 @@ def check_engines(config: Config, points: Sequence[Coordinates]) -> list[str]:
         for target in dict.fromkeys(point.target for point in points if point.engine == "other")
         if config.targets[target].launcher != "external"
     ]
+
+
+CUDA12_REFUSAL = (
+    "there is none with DDTree: SGLang 0.5.19, the last release for CUDA 12, lacks seams that the plugin builds on "
+    "(arg_groups.fields, spec_tree.verify_tree_greedy_func, DFlashWorkerV2 without ParallelState); "
+    "use cuda13, or `launcher: external` for a server without DDTree"
+)
+
+
+def check_sglang_builds(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """A target has a build of SGLang that the plugin can serve; one that runs no SGLang does not ask for any."""
+    users = {point.target for point in points if point.engine == "sglang"}
+    problems = []
+    for name, target in config.targets.items():
+        if target.launcher == "external":
+            continue
+        if target.sglang_build == "cuda12":
+            problems.append(f"targets.{name}.sglang_build: 'cuda12': {CUDA12_REFUSAL}")
+        if target.adopt == "":
+            problems.append(
+                f"targets.{name}.adopt: is empty; give an interpreter or a virtual environment, or no adopt"
+            )
+        elif target.adopt is not None and name not in users and any(point.target == name for point in points):
+            problems.append(
+                f"targets.{name}.adopt: {target.adopt!r}, but the sweep runs no SGLang there; take the key out, or set "
+                "engine: sglang"
+            )
+    return problems
 
 
 def _variable_problems(where: str, name: str | None) -> list[str]:
@@ -166,17 +194,26 @@ def _described(point: Coordinates) -> str:
     return " ".join(parts)
 
 
-def check_flags(points: Sequence[Coordinates]) -> list[str]:
-    """Flags must not say again, or otherwise, what keys of the configuration say."""
+def check_flags(config: Config, points: Sequence[Coordinates]) -> list[str]:
+    """Flags must not say again, or otherwise, what keys of the configuration or the engine's build say."""
     return list(
         dict.fromkeys(
             f"sweep[{point.block}].flags (or the target's): {name!r} is set by the workflow itself; "
             "use the key of the configuration that stands for it"
             for point in points
             for name, _ in point.flags
-            if RESERVED_FLAG.fullmatch(name.lstrip("-"))
+            if RESERVED_FLAG.fullmatch(name.lstrip("-")) or name.lstrip("-") in _flags_of_engine(config, point)
         )
     )
+
+
+def _flags_of_engine(config: Config, point: Coordinates) -> set[str]:
+    """The flags that every server of an engine's build gets."""
+    target = config.targets[point.target]
+    if point.engine != "sglang" or target.launcher == "external":
+        return set()
+    build = SGLANG_BUILD_FLAGS.get(target.sglang_build, ())
+    return {flag.lstrip("-") for flag in SGLANG_REPORTS} | {name for name, _ in build}
 
 
 def check_references(config: Config) -> list[str]:

@@ -63,6 +63,12 @@ class Target(Section):
     """The servers' port; 0 takes a free one for each start."""
     root: str | None = None
     """Folder on the target that holds deployed environments; by default results/environments/installed."""
+    sglang_build: Literal["cuda13", "cuda12", "cpu"] = "cuda13"
+    """Which build of SGLang the target takes: `cuda13` (GPUs) or `cpu` (interpreted kernels, for tests and micro
+    models). Of `cuda12` there is none with DDTree."""
+    adopt: str | None = None
+    """A Python interpreter or a virtual environment on the target in which SGLang is installed already: it is used as
+    it is, unchanged, with the plugin beside it. By default SGLang is installed by the workflow."""
     lease_dir: str | None = None
     """Folder of the leases that keep runs apart, on the target and on the client's machine; by default one for all
     users of the machine."""
@@ -86,8 +92,8 @@ class Drafter(Section):
 
     name: str
     """The drafter's published name."""
-    revision: str
-    """Its revision (commit, tag or version)."""
+    revision: str = ""
+    """Its revision (commit, tag or version); must be given, unless it is that of a micro model."""
     block_size: Annotated[int, Field(ge=2)]
     """The block it was trained for, the anchor token included; no server may use a larger one."""
     paths: dict[str, str] = {}
@@ -99,8 +105,11 @@ class Model(Section):
 
     name: str
     """The model's published name."""
-    revision: str
-    """Its revision (commit, tag or version)."""
+    revision: str = ""
+    """Its revision (commit, tag or version); must be given, unless `micro` is."""
+    micro: Literal["plain", "mla_moe", "hybrid_gdn"] | None = None
+    """The kind of a micro model: the workflow trains it and its drafter in a minute or two, so it has no paths, and its
+    revision is a digest of the recipe. It is for trying servers out, never for claims about speed."""
     drafter: Drafter | None = None
     """Its DFlash drafter; DFLASH and DDTREE need one."""
     hybrid: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from ddtree_bench.environments.key import EnvironmentFailed, environment_key, python_tag
+from ddtree_bench.environments.key import environment_key
+from ddtree_bench.environments.recipes import Environment, EnvironmentFailed, python_tag
 
-__all__ = ["EnvironmentFailed", "environment_key", "python_tag"]
+__all__ = ["Environment", "EnvironmentFailed", "environment_key", "python_tag"]

@@ -15,16 +15,21 @@ from ddtree_bench.environments import manifest
 from ddtree_bench.environments.key import (
     NOT_SOURCE_FOLDERS,
     PATCHES,
-    PINS,
-    SOURCES,
-    EnvironmentFailed,
-    engine_folder,
     environment_key,
-    python_tag,
     sha256,
     source_files,
 )
 from ddtree_bench.environments.manifest import Manifest, Wheel
+from ddtree_bench.environments.recipes import (
+    Environment,
+    EnvironmentFailed,
+    Recipe,
+    is_adopted,
+    python_tag,
+    recipe_of,
+    wheels_tag,
+)
+from ddtree_bench.environments.wheel_patch import patched_wheel
 from ddtree_bench.targets import commands
 
 PIP_TIMEOUT_S = 3600.0
@@ -34,71 +39,107 @@ SOURCE_DATE_EPOCH = "1577836800"
 Report = Callable[[str], None]
 
 
-def build(engine: str, engines_root: Path, folder: Path, report: Report = print) -> Manifest:
-    """Make `folder` the wheelhouse of an engine and return its manifest; does nothing when it is that already.
+def build(environment: Environment, engines_root: Path, folder: Path, report: Report = print) -> Manifest:
+    """Make `folder` the wheelhouse of an environment and return its manifest; does nothing when it is that already.
 
-    The wheels of the lock come by hash; torch, which differs by platform, by version with what its build needs;
-    our own package is built from `engines_root`/`engine`. The manifest is written last; one process builds a folder at
-    a time. Raises EnvironmentFailed.
+    The wheels of the lock come by hash; torch, where it differs by platform, by version with what its build needs;
+    our own packages are built from the engine's folder in `engines_root`, and the engine's patches are applied to its
+    wheel. The manifest is written last; one process builds a folder at a time. Raises EnvironmentFailed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build_alone(engine, engines_root, folder, report)
+        return _build_alone(environment, engines_root, folder, report)
 
 
-def _build_alone(engine: str, engines_root: Path, folder: Path, report: Report) -> Manifest:
-    key = environment_key(engine, engines_root)
-    source = engine_folder(engine, engines_root)
+def _build_alone(environment: Environment, engines_root: Path, folder: Path, report: Report) -> Manifest:
+    recipe, source = recipe_of(environment), engines_root / environment.engine
+    key = environment_key(environment, engines_root)
     if (folder / manifest.NAME).exists():
-        found, problems = _verified(folder, engine, key)
+        found, problems = _verified(folder, environment, key)
         if found is not None:
             report(f"{folder}: already built, {len(found.wheels)} wheels verified")
             return found
         report(f"{folder}: building again: {'; '.join(problems)}")
-    for name in PINS[engine]:
-        if not (source / name).is_file():
-            raise EnvironmentFailed(f"{source / name}: is missing, so the {engine} engine cannot be built")
+    _check_possible(environment, recipe, source)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as scratch:
-        wheels = _collect_wheels(engine, source, Path(scratch), report)
+        wheels = _collect_wheels(recipe, source, Path(scratch), report)
         _replace(wheels, manifest.wheels_folder(folder))
     built = Manifest(
-        engine=engine,
+        engine=environment.engine,
+        build=environment.build,
         key=key,
-        python=python_tag(),
+        python=wheels_tag(environment),
         platform=sysconfig.get_platform(),
         wheels=tuple(Wheel.of(path) for path in sorted(manifest.wheels_folder(folder).glob("*.whl"))),
         patches=_digests(source, (PATCHES,)),
-        sources=_digests(source, (*PINS[engine], *SOURCES[engine])),
+        sources=_digests(source, (*recipe.pins, *recipe.sources)),
     )
     built.write(folder)
     report(f"{folder}: built, {len(built.wheels)} wheels")
     return built
 
 
-def _verified(folder: Path, engine: str, key: str) -> tuple[Manifest | None, list[str]]:
+def _check_possible(environment: Environment, recipe: Recipe, source: Path) -> None:
+    for name in (*recipe.pins, *(f"{project}/pyproject.toml" for project in recipe.projects)):
+        if not (source / name).is_file():
+            raise EnvironmentFailed(f"{source / name}: is missing, so {environment} cannot be built")
+    if python_tag() not in recipe.pythons and not is_adopted(environment):
+        raise EnvironmentFailed(
+            f"{environment}: not all of its wheels exist for {python_tag()}; run the workflow with a Python of "
+            f"{', '.join(recipe.pythons)}"
+        )
+    patches = _patches(source)
+    if is_adopted(environment) and patches:
+        raise EnvironmentFailed(
+            f"{patches[0]}: an installation that is there already does not have it; take `adopt` out of the target, so "
+            "that SGLang is installed with the patch"
+        )
+
+
+def _verified(folder: Path, environment: Environment, key: str) -> tuple[Manifest | None, list[str]]:
     """The manifest of a wheelhouse that is complete and the one wanted, or why it is not."""
     try:
         found = manifest.read(folder)
     except EnvironmentFailed as error:
         return None, [str(error)]
-    problems = found.problems(folder, engine, key)
+    problems = found.problems(folder, environment, key)
     return (None if problems else found), problems
 
 
-def _collect_wheels(engine: str, source: Path, scratch: Path, report: Report) -> Path:
+def _collect_wheels(recipe: Recipe, source: Path, scratch: Path, report: Report) -> Path:
     wheels = scratch / "wheels"
-    lock, torch = source / "requirements.lock", source / "torch.in"
+    wheels.mkdir()
     download = ["download", "--dest", str(wheels), "--only-binary", ":all:"]
-    _pip([*download, "--require-hashes", "--no-deps", "--requirement", str(lock)], str(lock), report)
-    pins = scratch / "constraints.txt"
-    pins.write_text("\n".join(pinned(lock)))
-    _pip([*download, "--requirement", str(torch), "--constraint", str(pins)], str(torch), report)
-    own = _copy_own_package(engine, source, scratch / "source")
+    if recipe.lock is not None:
+        lock = source / recipe.lock
+        _pip([*download, "--require-hashes", "--no-deps", "--requirement", str(lock)], str(lock), report)
+        if recipe.torch is not None:
+            torch, pins = source / recipe.torch, scratch / "constraints.txt"
+            pins.write_text("\n".join(pinned(lock)))
+            _pip([*download, "--requirement", str(torch), "--constraint", str(pins)], str(torch), report)
+    if recipe.patched is not None:
+        _apply_patches(recipe.patched, _patches(source), wheels, report)
     build_options = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(wheels)]
-    _pip([*build_options, str(own)], f"{source}, our own package,", report)
+    for project in recipe.projects:
+        own = _copy_own_package(source / project, scratch / "source" / project)
+        _pip([*build_options, str(own)], f"{source / project}, our own package,", report)
     return wheels
+
+
+def _patches(source: Path) -> list[Path]:
+    return [path for path in source_files(source / PATCHES) if path.suffix == ".patch"]
+
+
+def _apply_patches(distribution: str, patches: Sequence[Path], wheels: Path, report: Report) -> None:
+    """Put the patched wheel of a distribution in the place of the one that came from the index."""
+    if not patches:
+        return
+    (wheel,) = wheels.glob(f"{distribution}-[0-9]*.whl")
+    report(f"applying {len(patches)} patches to {wheel.name}")
+    patched_wheel(wheel, patches, wheels)
+    wheel.unlink()
 
 
 def pinned(lock: Path) -> list[str]:
@@ -107,12 +148,10 @@ def pinned(lock: Path) -> list[str]:
     return [line for line in lines if "==" in line and not line.startswith((" ", "#", "-"))]
 
 
-def _copy_own_package(engine: str, source: Path, destination: Path) -> Path:
-    """Copy the package's source aside, so that building it leaves nothing in the repository; returns its project."""
-    if engine == "sglang":
-        source = source / SOURCES[engine][0]
+def _copy_own_package(project: Path, destination: Path) -> Path:
+    """Copy a project of ours aside, so that building it leaves nothing in the repository; returns the copy."""
     ignored = shutil.ignore_patterns(*NOT_SOURCE_FOLDERS, "*.egg-info", ".*")
-    shutil.copytree(source, destination, ignore=ignored)
+    shutil.copytree(project, destination, ignore=ignored)
     return destination
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddtree_bench import keys
 from ddtree_bench.environments import installer, manifest
-from ddtree_bench.environments.key import EnvironmentFailed, sha256
+from ddtree_bench.environments.key import sha256
+from ddtree_bench.environments.manifest import Manifest
+from ddtree_bench.environments.recipes import EnvironmentFailed, is_adopted
+from ddtree_bench.environments.variables import engine_variables
 from ddtree_bench.targets.launcher import Launcher
 
 VERIFY_TIMEOUT_S = 120.0
 INSTALL_TIMEOUT_S = 3600.0
 ALGORITHM = "DDTREE"
-CHECKS = {
+CHECKS: Mapping[str, Mapping[str, Any]] = {
     "reference": {
         "imports": ["torch", "tokenizers", "fastapi", "uvicorn", "ddtree_reference"],
         "help": ["-m", "ddtree_reference", "serve", "--help"],
@@ -26,6 +30,10 @@ CHECKS = {
         "help": ["-m", "sglang.launch_server", "--help"],
     },
 }
+RELEASE_TABLE = "sglang_ddtree/release.json"
+"""In the plugin's wheel: the release of SGLang that it is made for, and the sha256 of the files that it hooks."""
+
+AS_INTERPRETER = 'if [ -d "$1" ]; then echo "$1/bin/python"; else echo "$1"; fi'
 
 
 def deploy(
@@ -33,23 +41,35 @@ def deploy(
     wheelhouse: Path,
     root: str,
     python: str = sys.executable,
+    adopt: str | None = None,
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Install a wheelhouse on a target in `root`/<engine>-<key>-<tag> and return the receipt; no-op when it is there.
+    """Install a wheelhouse on a target in a folder below `root` and return the receipt; no-op when it is there.
 
-    `root` and `python`, of the wheelhouse's version, are the target's. The receipt holds engine, key, folder, python
-    (the environment's), versions, manifest_sha256 and the seconds it took. Raises EnvironmentFailed.
+    The folder has the environment's name. `root` and `python`, of the wheelhouse's version, are the target's. `adopt`
+    is the interpreter or the virtual environment there whose SGLang is used, for a wheelhouse of our own wheels alone;
+    nothing is written into it. The receipt holds engine, build, key, folder, python (the environment's), versions,
+    manifest_sha256, what was adopted, and the seconds it took. Raises EnvironmentFailed.
     """
     built = manifest.read(wheelhouse)
-    folder = f"{root.rstrip('/')}/{built.engine}-{keys.short(built.key)}-{built.python}"
+    folder = f"{root.rstrip('/')}/{built.name}"
     request: dict[str, Any] = {
         "action": "verify",
         "engine": built.engine,
+        "build": built.build,
         "key": built.key,
         "python": built.python,
-        "folder": folder,
         "manifest_sha256": sha256(wheelhouse / manifest.NAME),
+        "adopt": None,
     }
+    if is_adopted(built.environment):
+        if adopt is None:
+            raise EnvironmentFailed(f"{wheelhouse}: holds no SGLang; give `adopt`, where the target has one")
+        python = _interpreter(launcher, adopt)
+        request["adopt"] = {"path": adopt, **_release(wheelhouse, built)}
+        # Several installations of one machine can be adopted side by side.
+        folder += f"-{keys.digest(adopt)[:6]}"
+    request["folder"] = folder
     receipt = _on_target(launcher, python, request, VERIFY_TIMEOUT_S, report)
     if receipt is not None:
         report(f"{folder}: already deployed")
@@ -62,6 +82,7 @@ def deploy(
         "wheels_folder": str(wheels.resolve()) if launcher.shares_files else f"{folder}.wheels",
         "wheels": [{"name": wheel.name, "file": wheel.file, "sha256": wheel.sha256} for wheel in built.wheels],
         "algorithm": ALGORITHM,
+        "variables": engine_variables(built.engine, built.build),
         **CHECKS[built.engine],
     }
     receipt = _on_target(launcher, python, request, INSTALL_TIMEOUT_S, report)
@@ -69,6 +90,28 @@ def deploy(
         raise EnvironmentFailed(f"{folder}: the installer gave no receipt; remove the folder and deploy again")
     report(f"{folder}: deployed in {receipt['seconds']:.0f} s")
     return receipt
+
+
+def _release(wheelhouse: Path, built: Manifest) -> dict[str, Any]:
+    """The release that the plugin in a wheelhouse is made for, and the sha256 of the files of it that it hooks."""
+    (plugin,) = (wheel for wheel in built.wheels if wheel.name == "sglang-ddtree")
+    with zipfile.ZipFile(manifest.wheels_folder(wheelhouse) / plugin.file) as archive:
+        table = json.loads(archive.read(RELEASE_TABLE))
+    return {"release": table["release"], "files": table["files"]}
+
+
+def _interpreter(launcher: Launcher, adopt: str) -> str:
+    result = launcher.run_command(["sh", "-c", AS_INTERPRETER, "sh", adopt], timeout_s=VERIFY_TIMEOUT_S)
+    python = result.stdout.strip()
+    tried = launcher.run_command(
+        ["sh", "-c", '[ -x "$1" ] && exec "$1" -c ""', "sh", python], timeout_s=VERIFY_TIMEOUT_S
+    )
+    if tried.exit_code != 0:
+        raise EnvironmentFailed(
+            f"adopt: {adopt}: {python} is no Python that runs on the target; give the interpreter or the virtual "
+            "environment in which SGLang is installed"
+        )
+    return python
 
 
 def _on_target(

@@ -4,17 +4,23 @@
 
 Action `verify` prints the receipt of the folder when it is the environment asked for, and null when it is not.
 Action `install` makes it so and prints the receipt. A receipt is written last: a folder without one is half made,
-and is made anew.
+and is made anew. Where an installation of SGLang is adopted, this program runs under its interpreter.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,8 @@ def verified(request: dict[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     if any(receipt.get(name) != request[name] for name in ("engine", "key", "manifest_sha256", "folder")):
+        return None
+    if request["adopt"] is not None and adopted_problems(request["adopt"]):
         return None
     return receipt if receipt["versions"] == installed_versions(folder) else None
 
@@ -45,14 +53,39 @@ def installed_versions(folder: Path) -> dict[str, str] | None:
 def install(request: dict[str, Any]) -> dict[str, Any]:
     """Make the folder the environment asked for; exits with a message that says what failed."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    if tag != request["python"]:
+    if request["python"] not in (tag, "py3"):
         sys.exit(f"the wheelhouse is for {request['python']}, but {sys.executable} is {tag}; use that Python here")
+    problems = adopted_problems(request["adopt"]) if request["adopt"] else []
+    if problems:
+        sys.exit("; ".join(problems))
     began = time.monotonic()
     folder = Path(request["folder"])
     if folder.exists():
         say(f"{folder}: not the environment that is wanted, or half made: making it anew")
         shutil.rmtree(folder)
+    if request["adopt"]:
+        install_beside(request, folder)
+    else:
+        install_all(request, folder)
     python = str(folder / "bin" / "python")
+    check(python, request)
+    versions = installed_versions(folder)
+    receipt = {
+        **{name: request[name] for name in ("engine", "build", "key", "manifest_sha256", "folder")},
+        "python": python,
+        "versions": versions,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if request["adopt"]:
+        receipt["adopted"] = what_was_adopted(request["adopt"], versions or {})
+    partial = folder / "receipt.partial"
+    partial.write_text(json.dumps(receipt, indent=1))
+    partial.replace(folder / "receipt.json")
+    return receipt
+
+
+def install_all(request: dict[str, Any], folder: Path) -> None:
+    """Make a virtual environment with every wheel of the wheelhouse, and nothing from an index."""
     run([sys.executable, "-m", "venv", str(folder)], "making the virtual environment")
     requirements = folder / "requirements.txt"
     wheels = Path(request["wheels_folder"])
@@ -62,30 +95,99 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
             for wheel in request["wheels"]
         )
     )
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    pip += ["--no-index", "--no-deps"]
-    # Modules are compiled when they are first imported, below: a third of the time, for the tenth that is used.
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-input", "--no-index", "--no-deps"]
+    # Modules are compiled when they are first imported, in the checks: a third of the time, for the tenth that is used.
     run([*pip, "--require-hashes", "--no-compile", "--requirement", str(requirements)], "installing the wheels")
-    run([python, "-c", f"import {', '.join(request['imports'])}"], f"importing {', '.join(request['imports'])}")
-    shown = run([python, *request["help"]], "asking the server for its options")
-    if request["algorithm"] not in shown:
-        sys.exit(f"the server's own help, {' '.join(request['help'])}, does not name {request['algorithm']}")
-    receipt = {
-        **{name: request[name] for name in ("engine", "key", "manifest_sha256", "folder")},
-        "python": python,
-        "versions": installed_versions(folder),
-        "seconds": round(time.monotonic() - began, 1),
+
+
+def install_beside(request: dict[str, Any], folder: Path) -> None:
+    """Make a virtual environment that holds our own wheels and sees the packages of the one that is adopted.
+
+    The wheels are pure Python, so unpacking them installs them: the adopted installation may have no pip.
+    """
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder)], "making the virtual environment")
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    for wheel in request["wheels"]:
+        path = Path(request["wheels_folder"]) / wheel["file"]
+        if sha256(path) != wheel["sha256"]:
+            sys.exit(f"{path}: is not the wheel of the manifest; build the environment again")
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(site_packages)
+    seen = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
+    # Compiled modules go into our folder, since nothing may be written into theirs.
+    lines = [f"import sys; sys.pycache_prefix = {str(folder / 'pycache')!r}"]
+    lines += [f"import site; site.addsitedir({entry!r})" for entry in seen]
+    (site_packages / "adopted.pth").write_text("\n".join(lines) + "\n")
+
+
+def adopted_problems(adopt: Mapping[str, Any]) -> list[str]:
+    """Why the SGLang that this interpreter sees cannot be adopted, not the release or not its files; [] when it can."""
+    where = f"adopt: {adopt['path']}"
+    remedy = f"install sglang=={adopt['release']} there, or take `adopt` out, so that SGLang is deployed"
+    folder = sglang_folder()
+    if folder is None:
+        return [f"{where}: has no SGLang; {remedy}"]
+    version = importlib.metadata.version("sglang")
+    if version.split("+")[0] != adopt["release"]:
+        return [f"{where}: has SGLang {version}, but the DDTree plugin is made for {adopt['release']}; {remedy}"]
+    changed = [name for name, digest in adopt["files"].items() if sha256(folder / name) != digest]
+    if changed:
+        shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        return [f"{where}: {shown} in {folder}: not as in SGLang {adopt['release']}, and the plugin hooks it; {remedy}"]
+    return []
+
+
+def sglang_folder() -> Path | None:
+    """The folder that holds the package of SGLang which this interpreter imports; None when there is none."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parents[1]
+
+
+def what_was_adopted(adopt: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
+    """What the receipt says of an adopted installation; `installation` stands for it in the host's identity."""
+    digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()
+    return {
+        "path": adopt["path"],
+        "python": sys.executable,
+        "folder": str(sglang_folder()),
+        "version": versions.get("sglang"),
+        "files_sha256": hashlib.sha256(json.dumps(adopt["files"], sort_keys=True).encode()).hexdigest(),
+        "files": len(adopt["files"]),
+        "installation": (
+            f"SGLang {versions.get('sglang')}, torch {versions.get('torch')}, {len(versions)} distributions, "
+            f"versions {digest[:12]}"
+        ),
     }
-    partial = folder / "receipt.partial"
-    partial.write_text(json.dumps(receipt, indent=1))
-    partial.replace(folder / "receipt.json")
-    return receipt
 
 
-def run(argv: list[str], what: str) -> str:
+def sha256(path: Path) -> str | None:
+    """The sha256 of a file's content, 64 hex digits; None when it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def check(python: str, request: dict[str, Any]) -> None:
+    """See that the environment's packages can be imported and that its server knows the algorithm; exits if not."""
+    env = {**os.environ, **request["variables"]}
+    run([python, "-c", f"import {', '.join(request['imports'])}"], f"importing {', '.join(request['imports'])}", env)
+    shown = run([python, *request["help"]], "asking the server for its options", env)
+    if request["algorithm"] not in shown:
+        said = [line for line in shown.splitlines() if any(name in line for name in request["imports"][-1:])]
+        sys.exit(
+            f"the server's own help, {' '.join(request['help'])}, does not name {request['algorithm']}"
+            + "".join(f"; it said: {line.strip()}" for line in said[:1])
+        )
+
+
+def run(argv: list[str], what: str, env: Mapping[str, str] | None = None) -> str:
     """Run a step and return its output, shown line by line; exits with what it said when it fails."""
     say(what)
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -106,6 +208,8 @@ def say(text: str) -> None:
 def main() -> None:
     """Read the request from the command line and print the receipt; one installation of a folder at a time."""
     request = json.loads(sys.argv[1])
+    # A program that is read from stdin would import from the working folder first.
+    sys.path = [entry for entry in sys.path if entry]
     folder = Path(request["folder"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:

@@ -6,54 +6,33 @@ Read while Snakemake parses, so it imports nothing heavy and reads nothing but t
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ddtree_bench import keys
+from ddtree_bench.environments.recipes import Environment, recipe_of
 
 FORMAT = 1
 """Raised when environments are built differently from the same files."""
 
-PINS = {"reference": ("requirements.lock", "torch.in"), "sglang": ("requirements.in", "requirements.lock")}
-"""The files of an engine's folder that pin what it runs on."""
-
 PATCHES = "patches"
-SOURCES = {"reference": ("pyproject.toml", "ddtree_reference"), "sglang": ("plugin",)}
-"""What of an engine's folder becomes the wheel that we build ourselves."""
-
 NOT_SOURCE_FOLDERS = frozenset({"__pycache__", "build", "dist", "docs", "tests"})
 NOT_SOURCE_SUFFIXES = frozenset({".egg-info", ".md", ".pyc", ".rst"})
 
 
-class EnvironmentFailed(RuntimeError):
-    """An environment could not be built or deployed; the message names the file or package and the remedy."""
-
-
-def environment_key(engine: str, engines_root: Path) -> str:
-    """The digest of what `engines_root`/`engine` builds from, 64 hex digits; the same on every platform.
+def environment_key(environment: Environment, engines_root: Path) -> str:
+    """The digest of what an environment is built from below `engines_root`, 64 hex digits; the same on every platform.
 
     It depends on names and contents of files, not on their times, caches or documentation. Raises
-    EnvironmentFailed for an engine that does not exist.
+    EnvironmentFailed for an engine or a build that does not exist.
     """
-    folder = engine_folder(engine, engines_root)
-    files = [folder / name for name in PINS[engine]]
-    for name in (PATCHES, *SOURCES[engine]):
+    recipe, folder = recipe_of(environment), engines_root / environment.engine
+    files = [folder / name for name in recipe.pins]
+    for name in (PATCHES, *recipe.sources):
         files += source_files(folder / name)
     contents = {str(file.relative_to(folder)): sha256(file) for file in files if file.is_file()}
-    return keys.digest({"format": FORMAT, "engine": engine, "files": contents})
-
-
-def python_tag() -> str:
-    """The tag of the running Python, such as cp311."""
-    return f"cp{sys.version_info.major}{sys.version_info.minor}"
-
-
-def engine_folder(engine: str, engines_root: Path) -> Path:
-    """The folder of an engine; raises EnvironmentFailed for one that does not exist."""
-    if engine not in SOURCES:
-        raise EnvironmentFailed(f"engine: {engine!r} does not exist; engines: {', '.join(sorted(SOURCES))}")
-    return engines_root / engine
+    built = {"build": environment.build} if environment.build else {}
+    return keys.digest({"format": FORMAT, "engine": environment.engine, **built, "files": contents})
 
 
 def source_files(path: Path) -> Iterator[Path]:

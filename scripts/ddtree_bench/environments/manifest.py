@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ddtree_bench.environments.key import EnvironmentFailed, python_tag, sha256
+from ddtree_bench.environments.key import sha256
+from ddtree_bench.environments.recipes import Environment, EnvironmentFailed, environment_name, wheels_tag
 
 SCHEMA = 1
 NAME = "manifest.json"
@@ -33,7 +34,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A wheelhouse: for which engine and key, Python and platform, with which wheels, patches and source of ours."""
+    """A wheelhouse: for which environment, key, Python and platform, with which wheels, patches and source of ours."""
 
     engine: str
     key: str
@@ -42,7 +43,18 @@ class Manifest:
     wheels: tuple[Wheel, ...]
     patches: Mapping[str, str]
     sources: Mapping[str, str]
+    build: str = ""
     schema: int = SCHEMA
+
+    @property
+    def environment(self) -> Environment:
+        """The engine and its build."""
+        return Environment(self.engine, self.build)
+
+    @property
+    def name(self) -> str:
+        """The name of the environment's folders."""
+        return environment_name(self.environment, self.key, self.python)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -60,15 +72,16 @@ class Manifest:
         partial.replace(path)
         return path
 
-    def problems(self, folder: Path, engine: str, key: str) -> list[str]:
-        """Why the wheelhouse in `folder` is not what `engine` and `key` need here; empty when it is."""
+    def problems(self, folder: Path, environment: Environment, key: str) -> list[str]:
+        """Why the wheelhouse in `folder` is not what `environment` and `key` need here; empty when it is."""
         found = [
             f"{name} is {seen}, wanted {wanted}"
             for name, seen, wanted in (
                 ("schema", self.schema, SCHEMA),
-                ("engine", self.engine, engine),
+                ("engine", self.engine, environment.engine),
+                ("build", self.build, environment.build),
                 ("key", self.key, key),
-                ("python", self.python, python_tag()),
+                ("python", self.python, wheels_tag(environment)),
                 ("platform", self.platform, sysconfig.get_platform()),
             )
             if seen != wanted

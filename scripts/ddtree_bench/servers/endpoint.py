@@ -8,9 +8,10 @@ from typing import Any
 
 from ddtree_bench.plan import Server
 from ddtree_bench.servers import api
+from ddtree_bench.servers.identity import NAMES_OF_A_START, wanted_identity
 from ddtree_bench.servers.observation import observe
 from ddtree_bench.servers.own_words import hide, lasting
-from ddtree_bench.servers.ready import WrongServer, wanted_identity
+from ddtree_bench.servers.ready import WrongServer
 from ddtree_bench.targets.launcher import TargetError
 
 NONE_MEANS_NONE = ("speculative_algorithm",)
@@ -130,11 +131,8 @@ def check_plan(server: Server, info: Mapping[str, Any], where: str) -> tuple[lis
 
 def _planned(server: Server) -> Iterator[tuple[str, Any]]:
     """The fields of /server_info that the plan has a value for, under SGLang's names; flags by their own."""
-    for name, wanted in wanted_identity(server, "").items():
-        if name not in ("start_id", "served_model_name"):
-            yield name, wanted
-    yield "tp_size", server.tensor_parallel
-    yield "ep_size", server.expert_parallel
+    wanted = wanted_identity(server, "") | {"tp_size": server.tensor_parallel, "ep_size": server.expert_parallel}
+    yield from ((name, value) for name, value in wanted.items() if name not in NAMES_OF_A_START)
     for flag, value in server.flags:
         yield flag.removeprefix("--").replace("-", "_"), value or True
 

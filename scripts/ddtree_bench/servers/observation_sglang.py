@@ -14,9 +14,9 @@ from ddtree_bench.servers.pages import Unanswered
 from ddtree_bench.servers.prometheus_text import Series
 from ddtree_bench.servers.sglang_releases import NEWEST, OLDEST, REQUEST_OFFERS, Offer, Release, offers, shown, why_not
 
-_OF_THE_START = ("startup_time", "random_seed")
-"""What /server_info tells that is another after the next start: how long that took (from 0.5.17), and the seed, unless
-it was given. SGLang's /metrics has no time of the process's start."""
+_OF_THE_START = ("startup_time", "random_seed", "ddtree_start_id")
+"""What /server_info tells that is another after the next start: how long that took (from 0.5.17), the seed, unless it
+was given, and the name that our plugin repeats. SGLang's /metrics has no time of the process's start."""
 
 _RATIOS = ("accept_length_interval", "accept_rate_interval", "accept_length_lifetime")
 _NO_SPECULATION = "the server does not speculate"

@@ -38,8 +38,8 @@ What a server works out from the memory that happens to be free (max_total_num_t
 """
 
 OF_A_START = (
-    *("start_id", "pid", "load_seconds", "self_test", "random_seed", "max_total_num_tokens", "max_req_input_len"),
-    *("status", "last_gen_throughput"),
+    *("start_id", "ddtree_start_id", "pid", "load_seconds", "self_test", "random_seed", "max_total_num_tokens"),
+    *("max_req_input_len", "status", "last_gen_throughput"),
 )
 """What is recorded beside it: it may differ from start to start."""
 

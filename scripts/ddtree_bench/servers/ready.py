@@ -10,6 +10,7 @@ from typing import Any
 from ddtree_bench.plan import Server
 from ddtree_bench.servers import api
 from ddtree_bench.servers.command_line import served_model_name
+from ddtree_bench.servers.identity import differences
 from ddtree_bench.targets.launcher import ServerState, TargetError
 
 POLL_S = 0.1
@@ -95,28 +96,9 @@ def wait_until_ready(
 
 def check_identity(server: Server, start_id: str, info: dict[str, Any]) -> None:
     """Hold what the server says of itself against what was launched; raises WrongServer naming each difference."""
-    wrong = [
-        f"{name}: wanted {wanted!r}, seen {info.get(name)!r}"
-        for name, wanted in wanted_identity(server, start_id).items()
-        if info.get(name) != wanted
-    ]
+    wrong = differences(server, start_id, info)
     if wrong:
         raise WrongServer(
             f"what answers is not server {server.name} as it was started: {'; '.join(wrong)}; "
             "another server on this port, or a launch option that the engine did not take"
         )
-
-
-def wanted_identity(server: Server, start_id: str) -> dict[str, Any]:
-    """The fields of /server_info that a server of this plan must show; None for what its method does not have."""
-    speculative = server.method != "AR"
-    return {
-        "start_id": start_id,
-        "served_model_name": served_model_name(server),
-        "speculative_algorithm": server.method if speculative else None,
-        "speculative_ddtree_budget": server.budget if server.method == "DDTREE" else None,
-        "speculative_ddtree_topk_cap": server.topk_cap if server.method == "DDTREE" else None,
-        "speculative_dflash_block_size": server.block_size if speculative else None,
-        "speculative_num_draft_tokens": server.verify_width if speculative else None,
-        "max_running_requests": server.max_running_requests,
-    }

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ddtree_bench.environments.variables import engine_variables
 from ddtree_bench.plan import Server
 from ddtree_bench.servers.command_line import Place, launch_argv
+from ddtree_bench.servers.identity import start_variables
 from ddtree_bench.servers.ready import Ready, wait_until_ready
 from ddtree_bench.targets.launcher import Launch, Launcher
 
@@ -24,12 +26,17 @@ def start_server(
 ) -> Ready:
     """Start a server under the lease that the launcher holds and wait until it answers.
 
-    `env` is added to the launcher's small environment.
+    `env` is added to the launcher's small environment, with what the engine's build and the start's name need.
 
     The caller stops it, also when this raises: TargetError, or ServerFailed as of `wait_until_ready`.
     """
     argv = tuple(launch_argv(server, place))
-    launcher.start(Launch(server.name, argv, place.port, log_path, env=env or {}, stop_grace_s=stop_grace_s))
+    variables = {
+        **engine_variables(server.engine, place.build),
+        **(env or {}),
+        **start_variables(server, place.start_id),
+    }
+    launcher.start(Launch(server.name, argv, place.port, log_path, env=variables, stop_grace_s=stop_grace_s))
     return wait_until_ready(
         launcher.base_url(),
         server,

@@ -67,15 +67,17 @@ def endpoint_record(
     }
 
 
-def host_key(record: Mapping[str, Any], model: str, drafter: str | None) -> str:
+def host_key(record: Mapping[str, Any], model: str, drafter: str | None, installation: str | None = None) -> str:
     """The digest of what measured numbers depend on in a host record, 64 hex digits, for one model pair.
 
     Keyed: GPU models and their count, driver, power limits, CPU model, cores, content of model and drafter. Not
     keyed: UUIDs, kernel, clocks, times, host name. Of an external endpoint: its address, the model's name there, what
-    it says of itself that lasts, and whether its prefix cache is emptied before each cell. Raises TargetError for a
-    model that was not probed.
+    it says of itself that lasts, and whether its prefix cache is emptied before each cell. `installation` says what an
+    adopted engine is, whose packages the plan key knows nothing of. Raises TargetError for a model that was not
+    probed.
     """
-    return keys.digest(_keyed(record, model, drafter))
+    adopted = {} if installation is None else {"adopted installation": installation}
+    return keys.digest({**_keyed(record, model, drafter), **adopted})
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -89,6 +91,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for name in sorted(set(old["models"]) & set(new["models"])):
         if old["models"][name]["fingerprint"] != new["models"][name]["fingerprint"]:
             found.append(f"content of model {name} ({new['models'][name]['path']})")
+    was, now = old.get("adopted", {}), new.get("adopted", {})
+    found += [
+        f"adopted installation of {engine}: was {was[engine]}, is {now[engine]}"
+        for engine in sorted(set(was) & set(now))
+        if was[engine] != now[engine]
+    ]
     return found
 
 

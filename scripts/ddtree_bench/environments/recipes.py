@@ -1,0 +1,124 @@
+"""What each build of each engine is made of, and how the place of an environment is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddtree_bench import keys
+
+ADOPTED = "adopted"
+PURE_TAG = "py3"
+"""The tag of environments whose wheels run on any Python."""
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment could not be built or deployed; the message names the file or package and the remedy."""
+
+
+class Environment(NamedTuple):
+    """What servers run in: an engine, and which build of it; the build is "" where there is but one."""
+
+    engine: str
+    build: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.engine} ({self.build})" if self.build else self.engine
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What of an engine's folder an environment is made from.
+
+    `lock` pins wheels of the index by hash, `torch` pins torch by version, since its builds differ by platform.
+    `sources` become the wheels that we build ourselves, of `projects`. `patched` is the distribution that the patches
+    are applied to. `pythons` are the Pythons that all wheels of the lock exist for.
+    """
+
+    projects: tuple[str, ...]
+    sources: tuple[str, ...]
+    lock: str | None = None
+    torch: str | None = None
+    patched: str | None = None
+    pythons: tuple[str, ...] = ("cp311", "cp312", "cp313")
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """The files that pin what comes from the index."""
+        return tuple(name for name in (self.lock, self.torch) if name is not None)
+
+
+RECIPES: Mapping[Environment, Recipe] = {
+    Environment("reference"): Recipe(
+        projects=(".",), sources=("pyproject.toml", "ddtree_reference"), lock="requirements.lock", torch="torch.in"
+    ),
+    Environment("sglang", "cpu"): Recipe(
+        projects=("plugin", "cpu_platform"),
+        sources=("plugin", "cpu_platform"),
+        lock="cpu.lock",
+        torch="cpu-torch.in",
+        patched="sglang",
+    ),
+    Environment("sglang", "cuda13"): Recipe(
+        projects=("plugin",),
+        sources=("plugin",),
+        lock="cuda13.lock",
+        patched="sglang",
+        # outlines-core 0.1.26, which the release pins, has no wheel for later ones.
+        pythons=("cp311", "cp312"),
+    ),
+    Environment("sglang", ADOPTED): Recipe(projects=("plugin",), sources=("plugin",)),
+    Environment("sglang", f"{ADOPTED}-cpu"): Recipe(
+        projects=("plugin", "cpu_platform"), sources=("plugin", "cpu_platform")
+    ),
+}
+
+
+def recipe_of(environment: Environment) -> Recipe:
+    """Return the recipe of an environment; raises EnvironmentFailed for an engine or a build that does not exist."""
+    found = RECIPES.get(environment)
+    if found is not None:
+        return found
+    engines = sorted({known.engine for known in RECIPES})
+    if environment.engine not in engines:
+        raise EnvironmentFailed(f"engine: {environment.engine!r} does not exist; engines: {', '.join(engines)}")
+    builds = [known.build for known in RECIPES if known.engine == environment.engine and known.build]
+    raise EnvironmentFailed(
+        f"engine {environment.engine}: has no build {environment.build!r}; builds: {', '.join(builds) or 'one alone'}"
+    )
+
+
+def environment_of(engine: str, build: str, adopted: bool) -> Environment:
+    """Return the environment of an engine on a target whose configuration wants a build, or adopts an installation."""
+    if engine != "sglang":
+        return Environment(engine)
+    if adopted:
+        return Environment(engine, f"{ADOPTED}-cpu" if build == "cpu" else ADOPTED)
+    return Environment(engine, build)
+
+
+def is_adopted(environment: Environment) -> bool:
+    """Whether an environment puts our wheels beside an installation that is there already."""
+    return environment.build.startswith(ADOPTED)
+
+
+def python_tag() -> str:
+    """The tag of the running Python, such as cp311."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def wheels_tag(environment: Environment) -> str:
+    """The Python that an environment's wheels are for: the running one, or any where none but ours are in it."""
+    return PURE_TAG if is_adopted(environment) else python_tag()
+
+
+def environment_name(environment: Environment, key: str, tag: str) -> str:
+    """The name of an environment's folders: engine, build if it has one, short key and the wheels' tag."""
+    return "-".join(part for part in (*environment, keys.short(key), tag) if part)
+
+
+def build_named(name: str) -> str:
+    """The build in an environment's name without its engine; "" where there is none."""
+    return name.rsplit("-", 2)[0] if name.count("-") > 1 else ""

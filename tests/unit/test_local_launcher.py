@@ -14,7 +14,7 @@ from processes import Owner, alive, end, eventually
 
 from ddtree_bench.servers import api
 from ddtree_bench.targets.launcher import Launch, PortInUse, StopFailed, TargetError, create_launcher
-from ddtree_bench.targets.local import LocalLauncher, server_environment
+from ddtree_bench.targets.local import LocalLauncher, own_tools, server_environment
 
 TINY = Path(__file__).with_name("tiny_server.py")
 
@@ -128,7 +128,8 @@ def test_the_environment_is_small_and_explicit(
     written = tmp_path / "environment.json"
     start(launcher, tmp_path, "--environment-file", str(written), EXTRA="yes")
     seen = json.loads(written.read_text())
-    assert seen["EXTRA"] == "yes" and seen["CUDA_VISIBLE_DEVICES"] == "0,1" and seen["PATH"] == os.environ["PATH"]
+    assert seen["EXTRA"] == "yes" and seen["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert seen["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     assert "OMP_NUM_THREADS" not in seen
 
 
@@ -182,3 +183,7 @@ def test_stop_all_stops_what_a_killed_measuring_process_left(tmp_path: Path) -> 
     finally:
         owner.close()
         other.close()
+
+
+def test_a_server_finds_the_tools_of_its_own_environment_first() -> None:
+    assert own_tools("/env/bin/python", {"PATH": "/usr/bin:/bin"}) == {"PATH": "/env/bin:/usr/bin:/bin"}

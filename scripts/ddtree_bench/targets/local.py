@@ -87,7 +87,7 @@ class LocalLauncher(Launcher):
         with launch.log_path.open("ab") as log:
             self._watchdog = subprocess.Popen(
                 self._watchdog_argv(launch, self._lease),
-                env=server_environment(os.environ, {**launch.env, **marks}),
+                env=server_environment(os.environ, {**own_tools(launch.argv[0], os.environ), **launch.env, **marks}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -215,6 +215,11 @@ def server_environment(environ: Mapping[str, str], more: Mapping[str, str]) -> d
     """The environment of a server: few variables of ours, so that a run does not depend on a user's shell."""
     passed = {name: environ[name] for name in PASSED_THROUGH if name in environ}
     return {"PYTHONUNBUFFERED": "1", **passed, **more}
+
+
+def own_tools(program: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The search path of a server: the tools of its own environment first, such as the ninja of its wheels."""
+    return {"PATH": os.pathsep.join((str(Path(program).parent), environ.get("PATH", os.defpath)))}
 
 
 def _kill(remaining: list[psutil.Process]) -> None:

@@ -9,7 +9,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_cpu_platform import deterministic, dtypes, gdn, input_embeds, record_stream, spec_tree
+from sglang_cpu_platform import collectives, deterministic, dtypes, gdn, input_embeds, record_stream, spec_tree
 from sglang_cpu_platform.cache_locs import speculative_cache_locs
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class InterpretedCpuPlatform(CpuDeviceMixin, SRTPlatform):
         input_embeds.keep_model_dtype()
         gdn.allow_float32_on_cpu()
         spec_tree.use_triton_kernels()
-        deterministic.keep_torch_kernels()
+        deterministic.allow_on_cpu()
+        collectives.gather_without_operator()
 
     def get_default_attention_backend(self) -> str:
         """Name the one attention backend that needs no kernel package and reads tree masks."""

@@ -135,9 +135,8 @@ class CandidateHead:
     """Maps hidden states to candidates through the target's own head.
 
     The logits are those of the target: its LogitsProcessor makes them, in the head's dtype or in float32 as the
-    server was told, for dense and quantised heads alike, and its logit scale and soft-cap are applied. Candidates
-    come from the base model: a LoRA adapter of the head is left out, as SGLang's DFLASH leaves it out, which can
-    cost acceptance but never changes the output.
+    server was told, for dense and quantised heads alike, and its logit scale and soft-cap are applied. (SGLang takes no
+    LoRA adapters beside an algorithm of a plugin, so none is looked for.)
 
     A call reads nothing back to the host and its shapes follow from the input's alone, so a CUDA graph can hold it.
     All ranks of the head's group have to call together and with the same hidden states.
@@ -237,7 +236,7 @@ def _require_supported(head: Any, logits_processor: Any) -> None:
     if head.num_embeddings != head.org_vocab_size:
         raise ValueError(
             f"DDTREE cannot draft from the {head.num_embeddings - head.org_vocab_size} tokens added to the target's "
-            f"vocabulary of {head.org_vocab_size}; serve without the LoRA adapters that add tokens"
+            f"vocabulary of {head.org_vocab_size}; serve a model whose own vocabulary has them"
         )
     if head.tp_size > 1 and logits_processor.do_tensor_parallel_all_gather_dp_attn and not head.use_attn_tp_group:
         raise ValueError(

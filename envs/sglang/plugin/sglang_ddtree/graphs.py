@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.runtime_context import get_spec
 from torch import Tensor
 
 from sglang_ddtree.candidates import CandidateHead, Candidates
 from sglang_ddtree.sampling import DDTreeVerifyInput
 from sglang_ddtree.widths import Widths
+
+CAPTURED_WITH_MASK = "ddtree_captured_with_mask"
+"""Set on the runner whose graphs were captured through `spec_info`."""
 
 
 def spec_info(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
@@ -22,17 +26,34 @@ def spec_info(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any
     """
     if runner.model_runner.is_draft_worker:
         return original(runner, num_tokens)
+    setattr(runner, CAPTURED_WITH_MASK, True)
+    return _without_tree(runner.buffers.custom_mask)
+
+
+def dummy_verify_input(
+    original: Callable[..., Any], algorithm: Any, custom_mask: Tensor, num_tokens_per_req: int, is_draft_worker: bool
+) -> Any:
+    """What kernels are tuned and warmed up with: for the target a tree mask, which backends read at a top-k above 1."""
+    if is_draft_worker or algorithm.name != "DDTREE":
+        return original(algorithm, custom_mask, num_tokens_per_req, is_draft_worker)
+    return _without_tree(custom_mask)
+
+
+def _without_tree(custom_mask: Tensor) -> DDTreeVerifyInput:
+    """A verify input that has the shape of our rounds, and a mask, but no tree yet."""
+    spec = get_spec()
+    widths = Widths(int(spec.speculative_dflash_block_size), int(spec.speculative_num_draft_tokens) - 1)
     return DDTreeVerifyInput(
         draft_token=None,
-        custom_mask=runner.buffers.custom_mask,
+        custom_mask=custom_mask,
         positions=None,
         retrieve_index=None,
         retrieve_next_token=None,
         retrieve_next_sibling=None,
         retrieve_cum_len=None,
-        spec_steps=runner.captured_req_width - 1,
-        topk=max(2, int(runner.attn_backend.topk)),
-        draft_token_num=runner.captured_req_width,
+        spec_steps=widths.depth,
+        topk=int(spec.speculative_eagle_topk),
+        draft_token_num=widths.verify,
         capture_hidden_mode=CaptureHiddenMode.FULL,
         seq_lens_sum=None,
         seq_lens_cpu=None,
@@ -49,7 +70,7 @@ def check_captured(target: Any, draft: Any, widths: Widths) -> None:
         captured = getattr(runner, "captured_req_width", width)
         if captured != width:
             raise RuntimeError(f"DDTREE: the {name} graph was captured for {captured} rows a request, not {width}")
-    if hasattr(target, "captured_req_width") and target.buffers.custom_mask is None:
+    if hasattr(target, "captured_req_width") and not getattr(target, CAPTURED_WITH_MASK, False):
         raise RuntimeError("DDTREE: the verify graph was captured without a tree mask; it would replay a chain")
 
 

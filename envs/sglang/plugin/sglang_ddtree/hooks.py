@@ -13,6 +13,9 @@ from sglang_ddtree import options
 
 SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 ENGINE_MODULE = "sglang.srt.entrypoints.engine"
+GRAPH_RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+SIZING = "sglang.srt.mem_cache.allocation_sizing"
+METRICS_REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 
 
 def install() -> None:
@@ -25,33 +28,27 @@ def install() -> None:
 
 
 def install_in_scheduler() -> None:
-    """The hooks of the process that runs the models of a DDTREE server; called while its worker is made."""
+    """The hooks of the process that runs the models of a DDTREE server; called while its worker is made.
+
+    Raises RuntimeError if one could not be put in place: SGLang itself only logs that, and would go on without it.
+    """
     from sglang_ddtree import graphs, reports, requests, reserve, sampling
 
-    HookRegistry.register(
-        "sglang.srt.speculative.dflash_utils.validate_dflash_request", requests.refuse, HookType.AFTER
-    )
-    HookRegistry.register("sglang.srt.speculative.eagle_utils.eagle_sample", sampling.sample, HookType.AROUND)
-    HookRegistry.register(
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info",
-        graphs.spec_info,
-        HookType.AROUND,
-    )
-    HookRegistry.register(
-        "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
-        reserve.row_headroom,
-        HookType.AFTER,
-    )
-    HookRegistry.register(
-        "sglang.srt.managers.scheduler.Scheduler.init_metrics_reporter", reports.count_rounds, HookType.AFTER
-    )
-    HookRegistry.register(
-        "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
-        ".snapshot_spec_decode_metrics",
-        reports.snapshot_as_dflash,
-        HookType.BEFORE,
-    )
+    hooks: dict[str, tuple[Callable[..., Any], HookType]] = {
+        "sglang.srt.speculative.dflash_utils.validate_dflash_request": (requests.refuse, HookType.AFTER),
+        "sglang.srt.speculative.eagle_utils.eagle_sample": (sampling.sample, HookType.AROUND),
+        "sglang.srt.speculative.spec_info.create_dummy_verify_input": (graphs.dummy_verify_input, HookType.AROUND),
+        f"{GRAPH_RUNNER}.get_spec_info": (graphs.spec_info, HookType.AROUND),
+        f"{SIZING}.get_req_to_token_extra_context_len": (reserve.row_headroom, HookType.AFTER),
+        "sglang.srt.managers.scheduler.Scheduler.init_metrics_reporter": (reports.count_rounds, HookType.AFTER),
+        f"{METRICS_REPORTER}.snapshot_spec_decode_metrics": (reports.snapshot_as_dflash, HookType.BEFORE),
+    }
+    for target, (hook, kind) in hooks.items():
+        HookRegistry.register(target, hook, kind)
     HookRegistry.apply_hooks()
+    missing = sorted(hooks.keys() - HookRegistry._patched)
+    if missing:
+        raise RuntimeError(f"DDTREE: could not hook {', '.join(missing)}; SGLang's log above says why")
 
 
 def _add_options(_result: None, parser: argparse.ArgumentParser) -> None:

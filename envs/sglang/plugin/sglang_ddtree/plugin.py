@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -27,14 +29,29 @@ def load() -> None:
     except Exception as error:
         reason = f"sglang_ddtree cannot be loaded: {error}".replace("\n", " ")
         logger.error(reason)
-        if any("ddtree" in argument.lower() for argument in sys.argv[1:]):
+        if _asks_for_ddtree(sys.argv[1:]):
             raise SystemExit(reason) from error
 
-        # The options may stand in a --config file, which is read later: argparse then says why they do not work.
+        # The same may stand in a --config file, which is read later.
         def refuse_options(_result: Any, parser: argparse.ArgumentParser) -> None:
             _add_refused_options(parser, reason)
 
+        def refuse_algorithm(_cls: type, args: argparse.Namespace) -> None:
+            if (args.speculative_algorithm or "").upper() == "DDTREE":
+                raise SystemExit(reason)
+
         HookRegistry.register(f"{SERVER_ARGS}.add_cli_args", refuse_options, HookType.AFTER)
+        HookRegistry.register(f"{SERVER_ARGS}.from_cli_args", refuse_algorithm, HookType.BEFORE)
+
+
+def _asks_for_ddtree(arguments: Sequence[str]) -> bool:
+    """Whether a command line names the algorithm or one of its options."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    named = any(word.startswith("--speculative-ddtree-") for word in words)
+    chosen = any(
+        option == "--speculative-algorithm" and value.upper() == "DDTREE" for option, value in itertools.pairwise(words)
+    )
+    return named or chosen
 
 
 def _add_refused_options(parser: argparse.ArgumentParser, reason: str) -> None:

@@ -22,6 +22,10 @@ def refuse(message: str | None, req: Any, _enable_overlap: bool) -> str | None:
         "min_new_tokens": params.min_new_tokens > 0,
         "custom_logit_processor": req.custom_logit_processor is not None,
         "return_hidden_states": bool(req.return_hidden_states),
+        # Kept by slot of the KV cache, and not moved with the accepted path.
+        "return_routed_experts": bool(req.return_routed_experts),
+        "return_indexer_topk": bool(req.return_indexer_topk),
+        "return_sampling_mask": bool(req.return_sampling_mask),
     }
     found = [name for name, present in refused.items() if present]
     if not found:

@@ -66,6 +66,18 @@ class RoundLog:
             self._file = None
 
 
+def check_writable(path: str) -> None:
+    """Raise OptionError unless `open_log` could write there; nothing is made."""
+    place = Path(path).absolute()
+    if place.is_file():
+        possible = os.access(place, os.W_OK)
+    else:
+        above = next(folder for folder in place.parents if folder.exists())
+        possible = not place.exists() and above.is_dir() and os.access(above, os.W_OK)
+    if not possible:
+        raise OptionError(f"{flag('round_log')} {path}: cannot be written; give a path that can be")
+
+
 def open_log(path: str) -> BinaryIO:
     """The file, to be appended to without a buffer, with its folders made. Raises OptionError."""
     try:

@@ -42,16 +42,17 @@ def sample(
     batch: Any,
     logits_output: Any,
     grammar_mask: Any = None,
-    *args: Any,
-    **kwargs: Any,
+    **others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """In the place of SGLang's `eagle_sample`: walk our trees, and leave every other verification to `original`.
+
+    `others` are of UNO's sampling and of watermarks, which a DDTREE server refuses at its start.
 
     Returns the target's token at each accepted node [batch * width] (zeros elsewhere), the number of tokens that each
     request commits [batch], and the accepted nodes, root first [batch, depth + 1], -1 behind them.
     """
     if not isinstance(verify_input, DDTreeVerifyInput) or batch.forward_mode.is_idle():
-        return original(verify_input, batch, logits_output, grammar_mask, *args, **kwargs)
+        return original(verify_input, batch, logits_output, grammar_mask, **others)
     width = verify_input.draft_token_num
     info = batch.sampling_info
     logits = logits_output.next_token_logits
@@ -74,8 +75,8 @@ def sample(
 def draw(logits: Tensor, info: Any, positions: Tensor, width: int, sampler: Any) -> Tensor:
     """One draw a row from the target's distribution there, [rows] of logits [rows, vocabulary].
 
-    The release's own sampler does it, with each request's parameters for all of its `width` rows. With a seed a draw
-    depends on seed and position alone, so a request gets the very tokens that AR would have given it.
+    SGLang's own sampler does it, with each request's parameters for all of its `width` rows. A seed, which SGLang heeds
+    with --enable-deterministic-inference alone, decides a draw with the position, so a request gets AR's very tokens.
     """
     rows = per_row(info, width)
     probabilities = torch.softmax(logits.float() / rows.temperatures, dim=-1)

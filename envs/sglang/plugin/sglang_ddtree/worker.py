@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor
-from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -29,7 +28,8 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
     enable_num_token_non_padded,
 )
-from sglang.srt.runtime_context import get_exec, get_observability, get_parallel, get_spec
+from sglang.srt.runtime_context import attention_backends, get_exec, get_observability, get_parallel, get_spec
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2, _resolve_dflash_embedding_module
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -39,7 +39,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
-from sglang_ddtree import graphs, options
+from sglang_ddtree import graphs, options, server_checks
 from sglang_ddtree.candidates import CandidateHead, Candidates
 from sglang_ddtree.lineage import encode
 from sglang_ddtree.reports import Reports, new_round_log
@@ -91,6 +91,10 @@ class DDTreeWorker(DFlashWorkerV2):
         self.candidates = chosen.effective_cap
         with self._drafting():
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        if self.model_runner.sliding_window_size:
+            prefill, decode = attention_backends()
+            backend = decode if get_spec().speculative_attention_mode == "decode" else prefill
+            server_checks.check_window(backend, self.page_size, server_args.model_path)
         if self.selector is not None or self.lilicorr is not None or self._is_domino:
             raise ValueError(
                 f"--speculative-draft-model-path {server_args.speculative_draft_model_path}: not a plain DFlash "
@@ -98,7 +102,7 @@ class DDTreeWorker(DFlashWorkerV2):
             )
         # From here on the name means what the target verifies, as everywhere else in SGLang.
         self.speculative_num_draft_tokens = self.widths.verify
-        self._head: CandidateHead | None = None
+        self._head = self._candidate_head()
         self._build_tree = tree_builder(self.widths.depth, self.candidates, self.widths.budget, self.device)
         self.reports = Reports(self.widths.budget, self.device)
         self._timed_sampler: TimedSampler | None = None
@@ -129,7 +133,7 @@ class DDTreeWorker(DFlashWorkerV2):
     def _maybe_build_draft_sampler(self) -> graphs.GraphCandidates | TimedSampler:
         """What is captured at the end of the draft graph: the top-k in the place of DFLASH's argmax."""
         max_batch = max(get_exec().graph.cuda_graph_config.decode.bs)
-        sampler = graphs.GraphCandidates(self._candidate_head(), self.widths, max_batch, self.device)
+        sampler = graphs.GraphCandidates(self._head, self.widths, max_batch, self.device)
         if torch.version.cuda is None or not (self.reports.listeners or get_observability().enable_metrics):
             return sampler
         from sglang_ddtree.device_time import TimedSampler
@@ -150,16 +154,16 @@ class DDTreeWorker(DFlashWorkerV2):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         positions = torch.zeros(candidates.numel(), dtype=torch.int64, device=candidates.device)
+        # DFLASH's kernels are told to skip the top-k; AR's sampler, which draws here, takes 0 at its word.
+        sampling_info = dataclasses.replace(sampling_info, top_ks=torch.full_like(sampling_info.top_ks, TOP_K_ALL))
         draw(target_logits, sampling_info, positions, candidates.shape[1], self.model_runner.sampler)
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
 
     def _candidate_head(self) -> CandidateHead:
-        if self._head is None:
-            target = self.model_runner.model
-            processor = next(module for module in target.modules() if isinstance(module, LogitsProcessor))
-            self._head = CandidateHead(unwrap_lora_layer(target.lm_head), processor, self.candidates)
-        return self._head
+        target = self.model_runner.model
+        processor = next(module for module in target.modules() if isinstance(module, LogitsProcessor))
+        return CandidateHead(target.lm_head, processor, self.candidates)
 
     def _make_next_draft_input_prefill(self, *, bonus_tokens: Tensor, seq_lens: Tensor) -> DDTreeDraftInput:
         return self._make_next_draft_input_decode(bonus_tokens=bonus_tokens, new_seq_lens=seq_lens)
@@ -219,7 +223,7 @@ class DDTreeWorker(DFlashWorkerV2):
         plan = self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
-            seq_lens_cpu=_host_lengths(batch),
+            seq_lens_cpu=_host_lengths(batch, 0),
             write_virtual=slots.reshape(-1),
             read_extent=self.widths.draft,
         )
@@ -237,7 +241,7 @@ class DDTreeWorker(DFlashWorkerV2):
                 clock.split("draft", "head_topk", self._timed_sampler.nanoseconds())
         else:
             hidden = out.logits_output.hidden_states
-            found = self._candidate_head()(graphs.drafted_rows(hidden, self.widths.block, self.widths.depth))
+            found = self._head(graphs.drafted_rows(hidden, self.widths.block, self.widths.depth))
             clock.mark("head_topk")
         shape = (len(roots), self.widths.depth, -1)
         return Candidates(found.ids.view(shape), found.log_probs.view(shape))
@@ -245,7 +249,7 @@ class DDTreeWorker(DFlashWorkerV2):
     def _draft_forward_batch(self, batch: Any, roots: Tensor, block: _Block) -> ForwardBatch:
         ids = torch.full_like(block.slots, int(self._mask_token_id))
         ids[:, 0] = roots
-        host_lengths = _host_lengths(batch) + self.widths.draft  # an upper bound, for planning
+        host_lengths = _host_lengths(batch, self.widths.draft)
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=len(roots),
@@ -277,7 +281,7 @@ class DDTreeWorker(DFlashWorkerV2):
         if self._full_embed_gpu is not None:
             embeddings = torch.nn.functional.embedding(ids, self._full_embed_gpu)
         else:
-            embed = unwrap_lora_layer(_resolve_dflash_embedding_module(self.draft_model, self.model_runner.model))
+            embed = _resolve_dflash_embedding_module(self.draft_model, self.model_runner.model)
             embeddings = embed(ids)
         return embeddings * self._noise_embed_scale
 
@@ -339,6 +343,8 @@ class DDTreeWorker(DFlashWorkerV2):
         verified.logits_output.hidden_states = None
 
 
-def _host_lengths(batch: Any) -> Tensor:
-    """Lengths [batch] that the host knows: exact, or under overlap an upper bound."""
-    return batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.spec_info.nxt_kv_lens_cpu
+def _host_lengths(batch: Any, more: int) -> Tensor:
+    """Bounds [batch] on the lengths after `more` tokens: exact where the host knows them, else what is reserved."""
+    if batch.seq_lens_cpu is None:
+        return batch.spec_info.nxt_kv_lens_cpu
+    return batch.seq_lens_cpu + more

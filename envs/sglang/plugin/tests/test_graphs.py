@@ -5,60 +5,116 @@ import torch
 
 pytest.importorskip("sglang.srt")
 
-from sglang_ddtree import graphs
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.speculative import spec_info
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from sglang_ddtree import graphs, hooks
 from sglang_ddtree.candidates import Candidates
 from sglang_ddtree.sampling import DDTreeVerifyInput
 from sglang_ddtree.widths import Widths
 
+load_plugins()
+hooks.install_in_scheduler()
 
-def runner(width, *, is_draft_worker=False, mask=None):
-    return SimpleNamespace(
-        model_runner=SimpleNamespace(is_draft_worker=is_draft_worker),
-        buffers=SimpleNamespace(custom_mask=mask),
-        captured_req_width=width,
-        attn_backend=SimpleNamespace(topk=8),
+
+WIDTHS = Widths(block=8, budget=32)
+MASK = torch.ones(10, dtype=torch.bool)
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch):
+    """What SGLang holds of a server with a budget of 32, a cap of 8 and a block of 8."""
+    spec = SimpleNamespace(speculative_dflash_block_size=8, speculative_num_draft_tokens=33, speculative_eagle_topk=8)
+    monkeypatch.setattr(graphs, "get_spec", lambda: spec)
+
+
+def runner(width, *, is_draft_worker=False):
+    """A graph runner of SGLang's that was not captured yet; its backend has no `topk`, as FlashInfer's has none."""
+    made = object.__new__(DecodeCudaGraphRunner)
+    made.model_runner = SimpleNamespace(
+        is_draft_worker=is_draft_worker, spec_algorithm=SpeculativeAlgorithm.DFLASH, attn_backend=object()
     )
+    made.attn_backend = object()
+    made.buffers = SimpleNamespace(custom_mask=MASK)
+    made.captured_req_width = width
+    made._capture_ragged_verify_layout = lambda _num_tokens: None
+    return made
 
 
-def original(*_args):
-    return "DFLASH's"
+def captured(made):
+    graphs.spec_info(DecodeCudaGraphRunner.get_spec_info.__wrapped__, made, made.captured_req_width)
+    return made
 
 
-def test_the_verify_graph_is_captured_with_the_tree_mask_and_the_type_that_replays_bring():
-    mask = torch.ones(10, dtype=torch.bool)
-    info = graphs.spec_info(original, runner(33, mask=mask), 33)
+def test_sglang_captures_the_verify_graph_with_the_tree_mask_and_the_type_that_replays_bring():
+    info = runner(33).get_spec_info(33)
     assert isinstance(info, DDTreeVerifyInput)
-    assert info.custom_mask is mask
+    assert info.custom_mask is MASK
     assert info.draft_token_num == info.num_tokens_per_req == 33
-    assert info.topk > 1
+    assert (info.topk, info.max_tree_depth) == (8, 8)
+
+
+def test_without_the_hook_it_would_capture_a_chain():
+    """The reason for the hook: DFLASH's own rule gives no mask to a backend that verifies a chain by causality."""
+    made = runner(33)
+    made.model_runner.attn_backend = object.__new__(TritonAttnBackend)
+    info = DecodeCudaGraphRunner.get_spec_info.__wrapped__(made, 33)
+    assert type(info) is DFlashVerifyInput
+    assert info.custom_mask is None
 
 
 def test_the_draft_graph_is_captured_as_dflash_captures_it():
-    assert graphs.spec_info(original, runner(8, is_draft_worker=True), 8) == "DFLASH's"
+    info = runner(8, is_draft_worker=True).get_spec_info(8)
+    assert type(info) is DFlashVerifyInput
+    assert info.custom_mask is None
 
 
-MASK = torch.ones(1, dtype=torch.bool)
+def test_kernels_are_warmed_up_with_a_tree_mask():
+    algorithm = SpeculativeAlgorithm.from_string("DDTREE")
+    info = spec_info.create_dummy_verify_input(algorithm, MASK, 33, False)
+    assert isinstance(info, DDTreeVerifyInput)
+    assert info.custom_mask is MASK
 
 
 def test_graphs_of_the_two_widths_pass():
-    graphs.check_captured(runner(33, mask=MASK), runner(8), Widths(block=8, budget=32))
+    graphs.check_captured(captured(runner(33)), runner(8, is_draft_worker=True), WIDTHS)
 
 
 def test_runners_without_graphs_pass():
-    graphs.check_captured(SimpleNamespace(), None, Widths(block=8, budget=32))
+    graphs.check_captured(SimpleNamespace(), None, WIDTHS)
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "said"),
-    [
-        (runner(8, mask=MASK), runner(8), "verify graph was captured for 8 rows a request, not 33"),
-        (runner(33, mask=MASK), runner(33), "draft graph was captured for 33 rows a request, not 8"),
-        (runner(33), runner(8), "without a tree mask"),
-    ],
+    [(8, 8, "verify graph was captured for 8 rows"), (33, 33, "draft graph was captured for 33 rows")],
 )
-def test_a_graph_of_the_wrong_width_or_without_mask_ends_the_start(target, draft, said):
+def test_a_graph_of_the_wrong_width_ends_the_start(target, draft, said):
     with pytest.raises(RuntimeError, match=said):
-        graphs.check_captured(target, draft, Widths(block=8, budget=32))
+        graphs.check_captured(captured(runner(target)), runner(draft, is_draft_worker=True), WIDTHS)
+
+
+def test_a_verify_graph_that_was_captured_past_the_hook_ends_the_start():
+    made = runner(33)
+    DecodeCudaGraphRunner.get_spec_info.__wrapped__(made, 33)
+    with pytest.raises(RuntimeError, match="without a tree mask"):
+        graphs.check_captured(made, runner(8, is_draft_worker=True), WIDTHS)
+
+
+def test_a_hook_that_cannot_be_put_in_place_ends_the_start(monkeypatch):
+    monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched - {f"{hooks.GRAPH_RUNNER}.get_spec_info"})
+    monkeypatch.setattr(HookRegistry, "_apply_target", classmethod(refuse))
+    monkeypatch.setattr(HookRegistry, "register", lambda *_args, **_kwargs: None)
+    with pytest.raises(RuntimeError, match="get_spec_info"):
+        hooks.install_in_scheduler()
+
+
+def refuse(*_args):
+    raise AttributeError("moved")
 
 
 class Head:

@@ -1,17 +1,20 @@
 import argparse
+import inspect
 import logging
 import sys
-from types import SimpleNamespace
+from array import array
 
 import pytest
 
 pytest.importorskip("sglang.srt")
 
 from micro_folders import write_drafter, write_target
+from sglang.srt.arg_groups.overrides import record_foreign_defaults
 from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from sglang_ddtree import options, plugin, release
+from sglang_ddtree import algorithm, options, plugin, release, requests
 from sglang_ddtree.options import OptionError, Options
 
 NAMES = ("budget", "topk-cap", "allow-hybrid-unsafe", "round-log")
@@ -109,12 +112,30 @@ def test_a_release_it_is_not_written_for_leaves_sglang_alone(wrong_release, monk
     assert "\n" not in record.message
 
 
-def test_a_release_it_is_not_written_for_ends_a_ddtree_server_in_one_line(wrong_release, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["launch_server", "--speculative-ddtree-budget", "8"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--speculative-ddtree-budget", "8"],
+        ["--speculative-ddtree-budget=8"],
+        ["--speculative-algorithm", "ddtree"],
+        ["--speculative-algorithm=DDTREE"],
+    ],
+)
+def test_a_release_it_is_not_written_for_ends_a_ddtree_server_in_one_line(wrong_release, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m", *arguments])
     with pytest.raises(SystemExit) as ended:
         plugin.load()
     assert str(ended.value).startswith("sglang_ddtree cannot be loaded: ")
     assert "9.9.9" in str(ended.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--model-path", "/work/ddtree-bench/model"], ["--speculative-algorithm", "DFLASH", "--log-file", "ddtree"]],
+)
+def test_a_path_that_contains_the_name_asks_for_nothing(wrong_release, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["launch_server", *arguments])
+    plugin.load()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,25 +161,62 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
     assert set(found) == set(release.hooked_files())
 
 
-def test_requests_that_a_tree_would_answer_otherwise_are_refused_by_name():
-    from sglang_ddtree import requests
+NEUTRAL = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "min_new_tokens": 3,
+}
+ASKED = {
+    "custom_logit_processor": "x",
+    "return_hidden_states": True,
+    "return_routed_experts": True,
+    "return_indexer_topk": True,
+    "return_sampling_mask": True,
+}
+SERVED = {
+    *("return_logprob", "return_flat_raw_top_logprobs", "return_pooled_hidden_states"),
+}
+"""What a request may ask to be returned: logprobs are checked on a real server; pooling is of embedding models."""
 
-    def request(custom_logit_processor=None, return_hidden_states=False, **params):
-        neutral = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
-        return SimpleNamespace(
-            sampling_params=SimpleNamespace(**(neutral | params)),
-            custom_logit_processor=custom_logit_processor,
-            return_hidden_states=return_hidden_states,
-        )
 
+def request(params=None, **asked):
+    from sglang.srt.managers.schedule_batch import Req
+
+    sampling = SamplingParams(**(params or {}))
+    return Req("r", "", array("q", [1, 2]), sampling, vocab_size=320, **asked)
+
+
+def test_an_ordinary_request_is_served():
     assert requests.refuse(None, request(), True) is None
-    for name, value in {
-        "frequency_penalty": 0.5,
-        "presence_penalty": -0.5,
-        "repetition_penalty": 1.1,
-        "min_new_tokens": 3,
-        "custom_logit_processor": "x",
-        "return_hidden_states": True,
-    }.items():
-        assert name in requests.refuse(None, request(**{name: value}), True)
+    served = {"logit_bias": {"5": 1.0}, "min_p": 0.1, "regex": "a+", "sampling_seed": 3}
+    assert requests.refuse(None, request(served, return_logprob=True), True) is None
+
+
+@pytest.mark.parametrize(("name", "value"), NEUTRAL.items())
+def test_a_penalty_is_refused_by_name(name, value):
+    assert name in requests.refuse(None, request({name: value}), True)
+
+
+@pytest.mark.parametrize(("name", "value"), ASKED.items())
+def test_what_is_kept_by_slot_or_changes_logits_is_refused_by_name(name, value):
+    assert name in requests.refuse(None, request(**{name: value}), True)
+
+
+def test_everything_a_request_can_ask_to_be_returned_is_either_served_or_refused():
+    """A release that adds something to return has to be looked at."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    returned = {name for name in inspect.signature(Req.__init__).parameters if name.startswith("return_")}
+    assert returned == SERVED | {name for name in ASKED if name.startswith("return_")}
+
+
+def test_what_dflash_refuses_is_refused_under_our_name():
     assert requests.refuse("DFLASH does not", request(), True) == "DDTREE does not"
+
+
+def test_the_record_behind_sglangs_stand_in_is_found(tmp_path):
+    """Our options ride on the record, and SGLang hands an algorithm a stand-in that knows declared fields alone."""
+    args = options.attach(ServerArgs(model_path=str(tmp_path)), Options(budget=3))
+    found = record_foreign_defaults(args, "test", algorithm._record_behind)
+    assert found is args

@@ -17,7 +17,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import resolve_num_tokens_per_req
 
-from sglang_ddtree import options, reserve
+from sglang_ddtree import options, reserve, server_checks
+from sglang_ddtree.algorithm import DDTreeAlgorithm
 from sglang_ddtree.options import Options
 
 BUDGETS = (1, 7, 8, 15, 16, 32, 64)
@@ -89,11 +90,15 @@ def test_the_accept_rate_counts_the_budget(published, block):
     assert get_spec().speculative_dflash_block_size == block
 
 
-def test_the_old_rule_would_reserve_too_little(published):
-    """One width, the block, for both forwards: 8 rows where 33 are written."""
+def test_the_old_rule_would_reserve_too_little(published, monkeypatch):
+    """One width, the block, for both forwards: 8 rows captured and 8 slots reserved where 33 are written."""
     published(8, 32)
-    old_rule = SpeculativeAlgorithm.DFLASH.get_num_tokens_per_req_for_target_verify(8, is_draft_worker=False)
-    assert old_rule == 8 < width(is_draft_worker=False) == 33
+    monkeypatch.setattr(DDTreeAlgorithm, "get_num_tokens_per_req_for_target_verify", lambda *_args: 8)
+    assert width(is_draft_worker=False) == 8 < get_spec().speculative_num_draft_tokens
+    reset_context()
+    monkeypatch.setattr(DDTreeAlgorithm, "resolve_max_speculative_num_draft_tokens", lambda *_args: 8)
+    with pytest.raises(ValueError, match="below the configured"):  # SGLang sees this half of the fault by itself
+        published(8, 32)
 
 
 @pytest.mark.parametrize(("cap", "topk"), [(None, 4), (2, 2), (1, 2)])
@@ -126,6 +131,9 @@ def test_a_cap_above_the_vocabulary_is_cut_to_it(published):
         ({"attention_backend": "torch_native"}, "--attention-backend torch_native"),
         ({"speculative_draft_window_size": 64}, "--speculative-draft-window-size 64"),
         ({"speculative_num_draft_tokens": 33}, "--speculative-num-draft-tokens 33"),
+        ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold-single 0.5"),
+        ({"speculative_accept_threshold_acc": 0.5}, "--speculative-accept-threshold-acc 0.5"),
+        ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name_before_anything_is_loaded(server_args, values, named):
@@ -139,3 +147,26 @@ def test_sglang_itself_leaves_too_little_room_at_the_end_of_a_row(published):
     reserved = allocation_sizing.get_alloc_reserve_per_decode()
     alone = 4 + max_speculative_num_draft_tokens()
     assert alone < reserved <= reserve.row_headroom(alone)
+
+
+@pytest.mark.parametrize(
+    ("backend", "page_size", "right"),
+    [("fa3", 1, True), ("fa3", 16, False), ("triton", 1, False), ("flashinfer", 1, False)],
+)
+def test_a_sliding_window_needs_a_backend_that_gives_nodes_their_positions(backend, page_size, right):
+    if right:
+        server_checks.check_window(backend, page_size, "gpt-oss")
+    else:
+        with pytest.raises(options.OptionError, match="--model-path gpt-oss: a target with a sliding window"):
+            server_checks.check_window(backend, page_size, "gpt-oss")
+
+
+def test_a_round_log_that_cannot_be_written_is_refused_without_making_anything(server_args, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "rounds.jsonl"
+    args = options.attach(server_args(), Options(round_log=str(path)))
+    with pytest.raises(options.OptionError, match="--speculative-ddtree-round-log"):
+        args.resolve_once()
+    good = tmp_path / "new" / "rounds.jsonl"
+    options.attach(server_args(), Options(round_log=str(good))).resolve_once()
+    assert not good.parent.exists()

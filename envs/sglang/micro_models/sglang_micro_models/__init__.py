@@ -1,0 +1,1 @@
+"""Tiny targets and DFlash drafters, trained from a seed, for tests of SGLang on CPUs."""

@@ -10,7 +10,6 @@ from snakemake.exceptions import WorkflowError
 from ddtree_bench import keys
 from ddtree_bench.client_machine import RESOURCE as CLIENT_MACHINE
 from ddtree_bench.config import ConfigError
-from ddtree_bench.environments.recipes import build_named
 from ddtree_bench.project import open_project
 from ddtree_bench.status import runs_with_failures, summary
 from ddtree_bench.working_folder import (

@@ -8,9 +8,12 @@ rule deploy_environment:
     input:
         manifest=lambda wildcards: PROJECT.manifest(wildcards.target, wildcards.engine),
     output:
-        receipt=f"{RESULTS}/targets/{{target}}/deployed-{{engine}}-{{environment}}.json",
+        receipt=f"{RESULTS}/targets/{{target}}/deployed-{{engine}}-{{environment}}{{adopted}}.json",
     log:
-        f"{RESULTS}/logs/deploy/{{target}}-{{engine}}-{{environment}}.log",
+        f"{RESULTS}/logs/deploy/{{target}}-{{engine}}-{{environment}}{{adopted}}.log",
+    wildcard_constraints:
+        # Which installation is adopted, if one is.
+        adopted="(-[0-9a-f]{6})?",
     conda:
         "../envs/workflow.yaml"
     threads: 1
@@ -41,7 +44,8 @@ rule probe_target:
     threads: 1
     params:
         target="{target}",
-        # Another endpoint, or another way to treat it, is to be looked at as soon as the configuration names it.
+        # Another endpoint, another way to treat it, or another installation to adopt, is to be looked at as soon as the
+        # configuration names it.
         endpoint=lambda wildcards: PROJECT.endpoint_keys(wildcards.target),
     message:
         "Recording what {wildcards.target} is"

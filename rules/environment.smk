@@ -6,7 +6,10 @@ Input: pins and sources in envs/<engine>/ (their digest is the environment's key
 
 rule build_environment:
     output:
-        manifest=f"{PROJECT.folders.environments}/{{engine}}-{{environment}}/manifest.json",
+        # A wheelhouse that is complete is kept, whatever else makes Snakemake run this.
+        manifest=update(
+            f"{PROJECT.folders.environments}/{{engine}}-{{environment}}/manifest.json"
+        ),
     log:
         f"{RESULTS}/logs/environment/{{engine}}-{{environment}}.log",
     conda:
@@ -14,7 +17,6 @@ rule build_environment:
     threads: 1
     params:
         engine="{engine}",
-        build=lambda wildcards: build_named(wildcards.environment),
     message:
         "Building the environment of {wildcards.engine} ({wildcards.environment})"
     script:

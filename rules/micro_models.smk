@@ -1,23 +1,16 @@
 """Train the micro models of the configuration: a rule each, with the Python of SGLang's deployed environment.
 
 Input: the environment's receipt on the target that serves the model; sources in envs/sglang/micro_models/, whose digest
-is in the folder's name. Output: the file that the training writes last, beside target and drafter. It trains beside no run.
+is in the folder's name. Output: a receipt beside the folder, which is not declared: nothing but another recipe trains
+again, whatever makes Snakemake run the rule. It trains beside no run.
 """
 
-MICRO_MODELS = {
-    micro: server
-    for server in PLAN.servers
-    if (micro := PROJECT.micro_model(server)) is not None
-}
+from ddtree_bench.micro_models import THREADS as MICRO_MODEL_THREADS
+
+micro_models_of = PROJECT.micro_receipts
 
 
-def micro_models_of(servers):
-    """The files that show that the micro models of servers are trained: none where they serve others."""
-    found = [PROJECT.micro_model(server) for server in servers]
-    return list(dict.fromkeys(str(micro.finished) for micro in found if micro))
-
-
-for micro, server in MICRO_MODELS.items():
+for micro, server in PROJECT.micro_models.items():
 
     rule:
         name:
@@ -25,16 +18,17 @@ for micro, server in MICRO_MODELS.items():
         input:
             receipt=[ancient(path) for path in PROJECT.receipts_of(server)],
         output:
-            finished=str(micro.finished),
+            receipt=str(micro.receipt),
         log:
             f"{RESULTS}/logs/micro_models/{micro.folder.name}.log",
         conda:
             "../envs/workflow.yaml"
-        threads: 1
+        threads: MICRO_MODEL_THREADS
         resources:
             **{f"host_{server.target}": 1, CLIENT_MACHINE: 1},
         params:
-            server=server.key,
+            kind=micro.kind,
+            block_size=micro.block_size,
         message:
             f"Training the {micro.kind} micro model and its drafter"
         script:

@@ -25,7 +25,9 @@ from ddtree_bench.targets.probe import (
     differences,
     endpoint_record,
     host_key,
+    knows_model,
     probe,
+    recorded_name,
 )
 
 
@@ -58,7 +60,7 @@ def record_host(project: Project, target: str, report: Report, accept: bool = Fa
     """
     launcher = target_launcher(project, target)
     record: dict[str, Any] = {"models": {}}
-    for engine, receipt in _receipts(project, target).items():
+    for engine, receipt in _receipts(project, launcher, target, report).items():
         probed = probe_now(project, launcher, target, engine, receipt)
         record = {**record, **probed, "models": {**record["models"], **probed["models"]}}
     accepted = project.host_record(target).with_suffix(".accepted.json")
@@ -70,14 +72,15 @@ def record_host(project: Project, target: str, report: Report, accept: bool = Fa
     return record
 
 
-def _receipts(project: Project, target: str) -> dict[str, dict[str, Any]]:
-    """The receipt of each engine that the plan uses on a target."""
-    servers = [server for server in project.plan.servers if server.target == target]
+def _receipts(project: Project, launcher: Launcher, target: str, report: Report) -> dict[str, dict[str, Any]]:
+    """The receipt of each engine that the plan uses on a target; of an adopted one, that of what is there now."""
+    engines = dict.fromkeys(server.engine for server in project.plan.servers if server.target == target)
+    external = project.config.targets[target].launcher == "external"
     return {
-        server.engine: external_receipt(server.engine)
-        if server.external
-        else read_json(project.receipt(target, server.engine))
-        for server in servers
+        engine: confirm_deployment(project, launcher, target, engine, report)
+        if external or project.adopted(target, engine) is not None
+        else read_json(project.receipt(target, engine))
+        for engine in engines
     }
 
 
@@ -103,7 +106,11 @@ def probe_now(
         return endpoint_record(engine, known, sorted(names), host_facts.facts({}))
     models = {
         (server.model, server.drafter): ModelFiles(
-            server.model.name, server.drafter.name if server.drafter else None, **project.model_paths(server)
+            server.model.name,
+            server.drafter.name if server.drafter else None,
+            **project.model_paths(server),
+            model_revision=server.model.revision,
+            drafter_revision=server.drafter.revision if server.drafter else None,
         )
         for server in servers
     }
@@ -129,14 +136,18 @@ def confirm_deployment(
 ) -> dict[str, Any]:
     """See that the environment on a target is the one of the repository, and make it so if not; returns the receipt.
 
-    Raises EnvironmentFailed when it cannot be. Of an external endpoint there is nothing to see.
+    The receipt in the results folder becomes that one, if there is any, and keeps its time: what follows from a change
+    shows in the host's record. Of an external endpoint there is nothing to see. Raises EnvironmentFailed.
     """
     if project.config.targets[target].launcher == "external":
         return external_receipt(engine)
     wheelhouse = project.manifest(target, engine).parent
     build(project.environment(target, engine), project.root / "envs", wheelhouse, report=report)
     root, adopt = project.deploy_root(target), project.adopted(target, engine)
-    return deploy(launcher, wheelhouse, root, adopt=adopt, report=report)
+    receipt, path = deploy(launcher, wheelhouse, root, adopt=adopt, report=report), project.receipt(target, engine)
+    if path.exists() and read_json(path) != receipt:
+        _write_keeping_time(path, receipt)
+    return receipt
 
 
 def read_host(project: Project, target: str) -> dict[str, Any]:
@@ -146,13 +157,22 @@ def read_host(project: Project, target: str) -> dict[str, Any]:
 
 def knows_models(record: Mapping[str, Any], server: Server) -> bool:
     """Whether a record has the model files of a server."""
-    return server.model.name in record["models"] and (server.drafter is None or server.drafter.name in record["models"])
+    return all(knows_model(record, name) for name in _recorded_names(server) if name is not None)
+
+
+def _recorded_names(server: Server) -> tuple[str, str | None]:
+    """How a host record names a server's model and its drafter."""
+    drafter = server.drafter
+    return (
+        recorded_name(server.model.name, server.model.revision),
+        None if drafter is None else recorded_name(drafter.name, drafter.revision),
+    )
 
 
 def server_host_key(record: Mapping[str, Any], server: Server) -> str:
     """Return the host key of a server on a recorded target, 64 hex digits."""
     installation = record.get("adopted", {}).get(server.engine)
-    return host_key(record, server.model.name, server.drafter.name if server.drafter else None, installation)
+    return host_key(record, *_recorded_names(server), installation)
 
 
 def confirm_host(project: Project, launcher: Launcher, server: Server, receipt: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +183,7 @@ def confirm_host(project: Project, launcher: Launcher, server: Server, receipt: 
     saved = read_host(project, server.target)
     now = probe_now(project, launcher, server.target, server.engine, receipt)
     check_unchanged(saved, now)
-    if not knows_models(saved, server):
+    if not now["models"].keys() <= saved["models"].keys():
         record = {**saved, "models": {**saved["models"], **now["models"]}}
         _write_record(project.host_record(server.target), record)
     return now
@@ -174,10 +194,17 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
 
     Snakemake looks at every run on the target again when the time moves, which is free, but not nothing.
     """
-    before = path.stat() if path.exists() and not differences(read_json(path), record) else None
-    write_json(path, record)
-    if before is not None:
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if path.exists() and not differences(read_json(path), record):
+        _write_keeping_time(path, record)
+    else:
+        write_json(path, record)
+
+
+def _write_keeping_time(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that is there anew, so that Snakemake does not see it."""
+    before = path.stat()
+    write_json(path, content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def read_json(path: Path) -> dict[str, Any]:

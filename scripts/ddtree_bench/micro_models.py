@@ -18,6 +18,8 @@ PROJECT = Path("envs") / "sglang" / "micro_models"
 
 PACKAGE = "sglang_micro_models"
 FINISHED = "micro_model.json"
+THREADS = 1
+"""Threads of the training, which fixes them: their number decides the last bits of the weights."""
 TIMEOUT_S = 3600.0
 
 
@@ -45,6 +47,11 @@ class MicroModel:
     def finished(self) -> Path:
         """The file that shows that it is trained: the training puts the whole folder there in one step."""
         return self.folder / FINISHED
+
+    @property
+    def receipt(self) -> Path:
+        """What the workflow waits for, beside the folder: Snakemake may remove it without taking the weights along."""
+        return self.folder.with_name(f"{self.folder.name}.trained.json")
 
     @property
     def rule(self) -> str:
@@ -85,7 +92,7 @@ def train(micro: MicroModel, launcher: Launcher, python: str, report: Callable[[
     """
     if micro.finished.is_file():
         return
-    # The training puts its folder in place of an empty one alone, and Snakemake may have begun one.
+    # The training puts its folder in place of an empty one alone.
     shutil.rmtree(micro.folder, ignore_errors=True)
     report(f"{micro.folder}: training the {micro.kind} micro model and its drafter")
     result = launcher.run_command(micro.argv(python), timeout_s=TIMEOUT_S, report=report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from ddtree_bench import keys, plan
 from ddtree_bench.config import Config, validate
 from ddtree_bench.environments import Environment, environment_key
-from ddtree_bench.environments.recipes import environment_name, environment_of, wheels_tag
+from ddtree_bench.environments.recipes import adopted_suffix, environment_name, environment_of, wheels_tag
 from ddtree_bench.load.tokenizer_file import file_of
 from ddtree_bench.micro_models import MicroModel, micro_model, with_micro_models
 from ddtree_bench.plan import Plan, Run, Server
@@ -73,8 +73,9 @@ class Project:
         return self.folders.environments / self.environment_name(target, engine) / "manifest.json"
 
     def receipt(self, target: str, engine: str) -> Path:
-        """The receipt of an engine's deployment on a target."""
-        return self.folders.results / "targets" / target / f"deployed-{self.environment_name(target, engine)}.json"
+        """The receipt of an engine's deployment on a target; one for each installation that was ever adopted there."""
+        name = self.environment_name(target, engine) + adopted_suffix(self.adopted(target, engine))
+        return self.folders.results / "targets" / target / f"deployed-{name}.json"
 
     def adopted(self, target: str, engine: str) -> str | None:
         """The installation on a target that an engine's deployment there adopts; None where it installs its own."""
@@ -94,10 +95,13 @@ class Project:
         return self.folders.results / "targets" / f"{target}.json"
 
     def endpoint_keys(self, target: str) -> str:
-        """What the configuration says of an external endpoint that its record depends on, as JSON; "" of others."""
+        """What the configuration says of a target whose engine is there already that its record depends on, as JSON.
+
+        The external endpoint, or the installation that is adopted; "" of all others.
+        """
         spec = self.config.targets[target]
         if spec.launcher != "external":
-            return ""
+            return "" if spec.adopt is None else keys.canonical({"adopt": spec.adopt})
         return keys.canonical({name: getattr(spec, name) for name in ("url", "served_model", "flush_cache")})
 
     def deploy_root(self, target: str) -> str:
@@ -122,6 +126,17 @@ class Project:
     def micro_model(self, server: Server) -> MicroModel | None:
         """The micro model that a server serves; None where it serves another."""
         return micro_model(self.config.models[self.model_name(server)], self.root, self.folders.results)
+
+    @cached_property
+    def micro_models(self) -> dict[MicroModel, Server]:
+        """The micro models of the plan, each with a server that serves it."""
+        found = ((self.micro_model(server), server) for server in self.plan.servers)
+        return {micro: server for micro, server in found if micro is not None}
+
+    def micro_receipts(self, servers: Iterable[Server]) -> list[str]:
+        """The receipts of the micro models that servers serve, each once; none where they serve others."""
+        found = [self.micro_model(server) for server in servers]
+        return list(dict.fromkeys(str(micro.receipt) for micro in found if micro))
 
     def tokenizer_path(self, server: Server) -> Path | None:
         """Where this machine keeps the tokenizer of a server's model, below the repository unless it is absolute.

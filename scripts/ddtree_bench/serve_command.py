@@ -10,11 +10,12 @@ from typing import Any
 
 from ddtree_bench.config import ConfigError
 from ddtree_bench.hosts import confirm_deployment, target_launcher
-from ddtree_bench.micro_models import train
+from ddtree_bench.micro_training import train_for
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report, open_project
 from ddtree_bench.server_start import passed_environment, server_place
 from ddtree_bench.servers.serve import serve
+from ddtree_bench.targets.lifeline import Interrupted, Interruption
 
 CHOICES = ("target", "model", "method", "budget", "topk_cap", "block_size")
 """What of a server the command line may choose."""
@@ -56,8 +57,12 @@ def serve_project(project: Project, server: Server, port: int, report: Report) -
     target = project.config.targets[server.target]
     launcher = target_launcher(project, server.target)
     receipt = confirm_deployment(project, launcher, server.target, server.engine, report)
-    if micro := project.micro_model(server):
-        train(micro, launcher, receipt["python"], report)
+    try:
+        with Interruption():
+            train_for(project, server, launcher, receipt["python"], report)
+    except Interrupted as interrupted:
+        report(f"{server.name}: not started, {interrupted}")
+        return
     start_id = uuid.uuid4().hex[:12]
     place = server_place(project, launcher, server, receipt["python"], start_id, port)
     log_path = project.folders.results / "logs" / "servers" / server.target / f"{server.name}-serve-{start_id}.log"

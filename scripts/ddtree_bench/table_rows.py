@@ -20,7 +20,7 @@ from ddtree_bench.metrics.recount import recounted
 from ddtree_bench.plan import EXTERNAL, Load
 from ddtree_bench.record_status import Status, reason_of, status_of
 from ddtree_bench.records.store import REQUESTS, SERVER_SAMPLES
-from ddtree_bench.targets.probe import host_key
+from ddtree_bench.targets.probe import host_key, recorded_name
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _server_columns(record: Mapping[str, Any]) -> dict[str, Any]:
         "verify_width": _verify_width(server),
         "flags": keys.canonical(server["flags"]),
         "host_key": record["host_key"],
-        "machine_key": host_key(record["host"], server["model"]["name"], None),
+        "machine_key": host_key(record["host"], recorded_name(**server["model"]), None),
     }
 
 
@@ -156,7 +156,7 @@ def _measured(
     """The metrics of a cell that succeeded, and whether they hold together."""
     load, method = _load(record["identity"]["load"]), _method(record)
     values, missing = counted(record)
-    found = metrics.cell_metrics(parsed, load, method, slos, values.get("retractions_total"))
+    found = metrics.cell_metrics(parsed, load, method, slos, values)
     planned = record.get("planned", len(requests))
     rows = [one.row for one in parsed]
     judged = checks(Checked(rows, found, load, method, samples, values, missing, planned))

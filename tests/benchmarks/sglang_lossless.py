@@ -1,6 +1,7 @@
 """Whether greedy answers of the real SGLang server are lossless at every budget and cap, alone and in one batch.
 
-    python tests/benchmarks/sglang_lossless.py [--kind plain] [--budgets 1 4 ...] [--caps 1 4 budget]
+    PYTHONPATH=tests/sglang:envs/sglang/micro_models python tests/benchmarks/sglang_lossless.py [--kind plain]
+        [--budgets 1 4 ...] [--caps 1 4 budget]
 
 AR is compared with Hugging Face in float32, DFLASH and every DDTREE server with AR: 8 prompts x 64 tokens. Prints a row
 a server (differing tokens, tokens a verified round commits) and exits with 1 when any token differs.
@@ -16,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "sglang"), str(Path(__file__).parents[2] / "envs/sglang/micro_models")]
-
 import hugging_face_greedy
 from lossless import differing, in_one_batch, one_by_one, prompts, tokens_per_round
 from sglang_server import SGLangServer, sglang_python
 from trained_models import ModelPair, micro_model
 
 TOKENS = 64
-EXTRA = {"hybrid_gdn": ("--speculative-ddtree-allow-hybrid-unsafe",)}
+POOL = {"hybrid_gdn": ("--max-mamba-cache-size", "64")}
+"""By default the pool of recurrent states takes 3.7 GB."""
+CONSENT = {"hybrid_gdn": ("--speculative-ddtree-allow-hybrid-unsafe",)}
 
 
 class Case(NamedTuple):
@@ -53,7 +54,7 @@ def answers_of(case: Case, kind: str, pair: ModelPair, inputs: list[list[int]]) 
             algorithm=case.algorithm,
             budget=case.budget,
             topk_cap=case.cap,
-            extra_args=EXTRA.get(kind, ()) if case.algorithm == "DDTREE" else (),
+            extra_args=[*POOL.get(kind, ()), *(CONSENT.get(kind, ()) if case.algorithm == "DDTREE" else ())],
             log_path=Path(folder) / "log",
         ) as server,
     ):

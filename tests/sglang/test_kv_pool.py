@@ -10,11 +10,12 @@ import pool_traffic
 import probed
 import pytest
 import requests
+from sglang_server import SGLangServer
 from trained_models import ModelPair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-ROUNDS = 300
+ROUNDS = 150
 CLIENTS = 6
 BUDGET = 8
 
@@ -39,7 +40,7 @@ def test_no_slot_is_in_use_after_mixed_batches_with_aborts(
         _see_a_leak(server, tmp_path)
 
 
-def _see_a_leak(server: probed.SGLangServer, folder: Path) -> None:
+def _see_a_leak(server: SGLangServer, folder: Path) -> None:
     """A slot that is lost in one round is noticed: the count above is one that can be wrong."""
     (folder / "leak").touch()
     with pytest.raises((requests.RequestException, AssertionError)):  # SGLang's own check ends the server

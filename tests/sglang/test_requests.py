@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import requests
+from hugging_face_greedy import greedy as hugging_face
 from lossless import greedy, prompts
 from sglang_server import SGLangServer
+from tokenizers import Tokenizer
 from trained_models import ModelPair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -57,7 +59,7 @@ def servers(plain_model: ModelPair, tmp_path_factory: pytest.TempPathFactory) ->
             drafter_path=plain_model.drafter,
             algorithm="DDTREE",
             budget=8,
-            extra_args=[*shared, "--enable-custom-logit-processor", "--return-hidden-states-mode", "last"],
+            extra_args=[*shared, "--enable-custom-logit-processor", "--enable-return-hidden-states"],
             log_path=folder / "tree.log",
         ) as tree,
     ):
@@ -70,9 +72,9 @@ def inputs(plain_model: ModelPair) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def usual(servers: Servers, inputs: list[list[int]]) -> list[dict[str, Any]]:
-    """AR's greedy answers without anything special, each token with its logprob."""
-    return servers.ar.generate(input_ids=inputs, sampling_params=greedy(2 * TOKENS))
+def usual(sglang_python: Path, plain_model: ModelPair, inputs: list[list[int]]) -> list[list[int]]:
+    """The greedy answers without anything special."""
+    return hugging_face(sglang_python, plain_model.target, inputs, 2 * TOKENS)
 
 
 def both(servers: Servers, body: dict[str, Any], path: str = "/generate") -> tuple[Any, Any]:
@@ -105,10 +107,10 @@ def assert_same_logprobs(found: dict[str, Any], wanted: dict[str, Any], count: i
         assert len(found["meta_info"][name]) == (len(wanted["meta_info"][name]) if name.startswith("input") else count)
 
 
-def assert_serves(servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]], tokens: int = 12) -> None:
+def assert_serves(servers: Servers, inputs: list[list[int]], usual: list[list[int]], tokens: int = 12) -> None:
     """The tree's server still gives right answers to several prompts."""
     answers = servers.tree.generate(input_ids=inputs[:3], sampling_params=greedy(tokens))
-    assert ids_of(answers) == [ids[:tokens] for ids in ids_of(usual[:3])]
+    assert ids_of(answers) == [ids[:tokens] for ids in usual[:3]]
 
 
 @pytest.mark.parametrize(
@@ -141,39 +143,38 @@ def test_logprobs_are_those_of_ar(servers: Servers, inputs: list[list[int]], sam
     ids=["regex", "json_schema"],
 )
 def test_a_grammar_is_followed_as_by_ar(
-    servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]], grammar: dict[str, str], follows: Any
+    servers: Servers, inputs: list[list[int]], usual: list[list[int]], grammar: dict[str, str], follows: Any
 ) -> None:
     params = {"temperature": 0, "max_new_tokens": 48}
     body = {"input_ids": inputs[:3], "sampling_params": [params | grammar, params | grammar, greedy(TOKENS)]}
     wanted, found = both(servers, body)
     assert ids_of(found) == ids_of(wanted)
-    assert found[2]["output_ids"] == usual[2]["output_ids"][:TOKENS]
+    assert found[2]["output_ids"] == usual[2][:TOKENS]
     for answer in found[:2]:
         if answer["meta_info"]["finish_reason"]["type"] == "stop":
             assert follows(answer["text"])
     assert any(answer["meta_info"]["finish_reason"]["type"] == "stop" for answer in found[:2])
 
 
-def test_logit_bias_is_applied_to_every_node(
-    servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]]
-) -> None:
-    banned = max(set(usual[0]["output_ids"]), key=usual[0]["output_ids"].count)
+def test_logit_bias_is_applied_to_every_node(servers: Servers, inputs: list[list[int]], usual: list[list[int]]) -> None:
+    banned = max(set(usual[0]), key=usual[0].count)
     biased = greedy(TOKENS) | {"logit_bias": {str(banned): -100.0}}
     wanted, found = both(servers, {"input_ids": inputs[:2], "sampling_params": [biased, greedy(TOKENS)]})
     assert ids_of(found) == ids_of(wanted)
     assert banned not in found[0]["output_ids"]
-    assert found[1]["output_ids"] == usual[1]["output_ids"][:TOKENS]
+    assert found[1]["output_ids"] == usual[1][:TOKENS]
 
 
 def test_answers_end_at_stop_strings_and_stop_tokens(
-    servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]]
+    servers: Servers, plain_model: ModelPair, inputs: list[list[int]], usual: list[list[int]]
 ) -> None:
-    texts = [answer["text"] for answer in usual]
+    tokenizer = Tokenizer.from_file(str(plain_model.target / "tokenizer.json"))
+    texts = [tokenizer.decode(ids) for ids in usual]
     stops: list[dict[str, Any]] = [
         {"stop": text[start : start + 5]} for text, start in zip(texts, (8, 15, 22), strict=False)
     ]
     stops += [{"stop": [texts[3][10:14], "never said"], "no_stop_trim": True}, {"stop_regex": "[aeiou] [b-t]"}]
-    stops += [{"stop_token_ids": [usual[5]["output_ids"][9]]}]
+    stops += [{"stop_token_ids": [usual[5][9]]}]
     body = {"input_ids": inputs[:6], "sampling_params": [greedy(2 * TOKENS) | stop for stop in stops]}
     wanted, found = both(servers, body)
     for answer, expected in zip(found, wanted, strict=True):
@@ -185,7 +186,7 @@ def test_answers_end_at_stop_strings_and_stop_tokens(
 
 
 def test_greedy_requests_among_sampled_ones_of_other_lengths(
-    servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]]
+    servers: Servers, inputs: list[list[int]], usual: list[list[int]]
 ) -> None:
     lengths = (9, 40, 17, 33, 1, 26, 48, 12)
     sampled: dict[int, dict[str, Any]] = {
@@ -198,12 +199,12 @@ def test_greedy_requests_among_sampled_ones_of_other_lengths(
     assert [len(ids) for ids in found] == list(lengths)
     for n, length in enumerate(lengths):
         if n not in sampled:
-            assert found[n] == usual[n]["output_ids"][:length], n
+            assert found[n] == usual[n][:length], n
 
 
-def test_several_answers_to_one_prompt(servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]]) -> None:
+def test_several_answers_to_one_prompt(servers: Servers, inputs: list[list[int]], usual: list[list[int]]) -> None:
     found = servers.tree.generate(input_ids=inputs[0], sampling_params=greedy(TOKENS) | {"n": 3})
-    assert ids_of(found) == [usual[0]["output_ids"][:TOKENS]] * 3
+    assert ids_of(found) == [usual[0][:TOKENS]] * 3
     sampled = {"temperature": 1.5, "max_new_tokens": TOKENS, "ignore_eos": True, "n": 3}
     found = servers.tree.generate(input_ids=inputs[0], sampling_params=sampled)
     assert [len(ids) for ids in ids_of(found)] == [TOKENS] * 3
@@ -256,7 +257,7 @@ def refused(sglang_python: Path) -> dict[str, dict[str, Any]]:
     }
     params = greedy(8) | {"custom_params": {"token_ids": [5]}}
     bodies["custom_logit_processor"] = {"sampling_params": params, "custom_logit_processor": processor}
-    bodies["return_hidden_states"] = {"sampling_params": greedy(8), "return_hidden_states": "last"}
+    bodies["return_hidden_states"] = {"sampling_params": greedy(8), "return_hidden_states": True}
     return bodies
 
 
@@ -270,7 +271,7 @@ NAMES = (
 def test_what_a_tree_would_answer_otherwise_is_refused_by_name(
     servers: Servers,
     inputs: list[list[int]],
-    usual: list[dict[str, Any]],
+    usual: list[list[int]],
     refused: dict[str, dict[str, Any]],
     name: str,
 ) -> None:
@@ -282,7 +283,7 @@ def test_what_a_tree_would_answer_otherwise_is_refused_by_name(
 
 
 def test_refusals_amid_running_requests_change_nobody_elses_answer(
-    servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]], refused: dict[str, dict[str, Any]]
+    servers: Servers, inputs: list[list[int]], usual: list[list[int]], refused: dict[str, dict[str, Any]]
 ) -> None:
     running = {"input_ids": inputs[:3], "sampling_params": greedy(2 * TOKENS)}
     with ThreadPoolExecutor(2) as users:
@@ -297,18 +298,18 @@ def test_refusals_amid_running_requests_change_nobody_elses_answer(
     assert statuses == [400] * len(NAMES)
     assert chatted.status_code == 400
     assert "frequency_penalty" in chatted.text
-    assert ids_of(found) == ids_of(usual[:3])
+    assert ids_of(found) == usual[:3]
 
 
 def test_a_client_that_goes_away_ends_its_request_and_no_other(
-    servers: Servers, inputs: list[list[int]], usual: list[dict[str, Any]]
+    servers: Servers, inputs: list[list[int]], usual: list[list[int]]
 ) -> None:
     endless = {"input_ids": inputs[7], "sampling_params": greedy(1900), "stream": True}
     with ThreadPoolExecutor(1) as users:
         other = users.submit(servers.tree.generate, input_ids=inputs[:2], sampling_params=greedy(2 * TOKENS))
         with servers.tree.post("/generate", endless, stream=True) as answer:
             assert next(events(answer))["output_ids"]
-        assert ids_of(other.result()) == ids_of(usual[:2])
+        assert ids_of(other.result()) == usual[:2]
     deadline = time.monotonic() + 30
     while (running := servers.tree.get("/v1/loads").json()["loads"][0]["num_running_reqs"]) > 0:
         assert time.monotonic() < deadline, f"{running} requests still run"

@@ -16,13 +16,13 @@ from trained_models import ModelPair
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-# A question in the micro model's chat template, and the first syllable of an answer. The next word may be one of several
-# that end differently, so a walk that goes wrong there is seen, and its beginning can be drafted.
+# A question in the micro model's chat template, and the first syllable of an answer. The next word may be one of
+# several that end differently, so a walk that goes wrong there is seen, and its beginning can be drafted.
 PROMPT = (311, 315, 296, 282, 312, 316, 293)
 BUDGET = 4
 BATCH = 100
 DRAWS = 2000
-MUTANT_DRAWS = 500
+MUTANT_DRAWS = 700
 
 
 @pytest.fixture(scope="module")

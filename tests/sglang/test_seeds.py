@@ -38,5 +38,5 @@ def test_a_seed_gives_the_tokens_of_ar(plain_model: ModelPair, tmp_path: Path) -
     ) as server:
         answers = server.generate(**seeded(model, 7))
     assert [answer["output_ids"] for answer in answers] == expected
-    assert all(one != other for one, other in zip(expected, others, strict=True)), "the seed decides"
+    assert expected != others, "the seed decides"
     assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers) > 0

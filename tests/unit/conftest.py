@@ -13,6 +13,13 @@ from store_factory import SMALL, build
 from ddtree_bench.targets.local import LocalLauncher
 
 
+@pytest.fixture(autouse=True)
+def common_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations are checked as on a machine for which there are wheels of every build."""
+    monkeypatch.setattr("ddtree_bench.config.checks.python_tag", lambda: "cp312")
+    monkeypatch.setattr("ddtree_bench.config.checks.get_platform", lambda: "linux-x86_64")
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
     """A local launcher that holds its lease and is stopped at the end."""

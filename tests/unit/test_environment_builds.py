@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def test_a_target_says_which_build_it_takes(tmp_path: Path, target: dict[str, st
     name = project.environment_name("local", "sglang")
     assert name.startswith(f"sglang-{build}-")
     assert project.manifest("local", "sglang").parent.name == name
-    assert project.receipt("local", "sglang").name == f"deployed-{name}.json"
+    assert re.fullmatch(
+        f"deployed-{name}" + ("-[0-9a-f]{6}" if "adopt" in target else "") + r"\.json",
+        project.receipt("local", "sglang").name,
+    )
     assert {server.environment for server in project.plan.servers} == {project.environment_keys["local", "sglang"]}
 
 
@@ -94,6 +98,45 @@ def test_cuda_12_is_refused_with_the_seams_that_are_not_there(tmp_path: Path) ->
     said = problem(tmp_path, configuration(sglang_build="cuda12"))
     assert said.startswith("targets.local.sglang_build: 'cuda12': there is none with DDTree: SGLang 0.5.19")
     assert "arg_groups.fields" in said and "verify_tree_greedy_func" in said and "use cuda13" in said
+
+
+@pytest.mark.parametrize(
+    ("tag", "platform", "said"),
+    [
+        (
+            "cp313",
+            "linux-x86_64",
+            "not all of its wheels exist for cp313; run the workflow with a Python of cp311, cp312",
+        ),
+        ("cp312", "linux-aarch64", "its wheels are for linux-x86_64, and this machine is linux-aarch64; run the"),
+    ],
+)
+def test_a_build_that_cannot_be_had_here_is_refused_with_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, platform: str, said: str
+) -> None:
+    monkeypatch.setattr("ddtree_bench.config.checks.python_tag", lambda: tag)
+    monkeypatch.setattr("ddtree_bench.config.checks.get_platform", lambda: platform)
+    assert problem(tmp_path, configuration()).startswith(f"targets.local.sglang_build: 'cuda13': {said}")
+    # Our own wheels alone run anywhere.
+    validate(configuration(adopt="/opt/sglang"), write_project(tmp_path))
+
+
+def test_nothing_is_adopted_where_a_patch_is_needed(tmp_path: Path) -> None:
+    patches = tmp_path / "envs" / "sglang" / "patches"
+    patches.mkdir(parents=True)
+    (patches / "0001-a.patch").write_text("")
+    said = problem(tmp_path, configuration(adopt="/opt/sglang"))
+    assert said.startswith("targets.local.adopt: '/opt/sglang': ")
+    assert "0001-a.patch; take `adopt` out" in said
+    validate(configuration(), write_project(tmp_path))
+
+
+@pytest.mark.parametrize("target", [{}, {"adopt": "/opt/sglang"}])
+def test_what_a_build_sets_is_not_passed_on(tmp_path: Path, target: dict[str, str]) -> None:
+    passed = {"pass_env": ["HF_TOKEN", "TRITON_INTERPRET"], **target}
+    said = problem(tmp_path, configuration(sglang_build="cpu", **passed))
+    assert said == "targets.local.pass_env: 'TRITON_INTERPRET' is set to 1 by sglang_build cpu; take it out"
+    validate(configuration(**passed), write_project(tmp_path))
 
 
 def test_nothing_is_adopted_where_no_sglang_runs(tmp_path: Path) -> None:

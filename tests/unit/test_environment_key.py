@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from setuptools import find_namespace_packages
 
-from ddtree_bench.environments import Environment, EnvironmentFailed, environment_key, python_tag
+from ddtree_bench.environments import Environment, EnvironmentFailed, environment_key, manifest, python_tag
 from ddtree_bench.environments.build import build, pinned
+from ddtree_bench.environments.manifest import Manifest
 from ddtree_bench.environments.recipes import (
     RECIPES,
     build_named,
@@ -204,6 +206,22 @@ def test_a_build_whose_wheels_do_not_exist_for_this_python_says_which_do(
     monkeypatch.setattr("ddtree_bench.environments.build.python_tag", lambda: "cp313")
     with pytest.raises(EnvironmentFailed, match=r"sglang \(cuda13\): .* exist for cp313; .*of cp311, cp312"):
         build(CUDA13, engines, tmp_path / "wheelhouse")
+
+
+def test_a_build_whose_wheels_do_not_exist_for_this_platform_says_which_do(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (engines / "sglang" / "cpu_platform" / "pyproject.toml").write_text("[project]\n")
+    monkeypatch.setattr("sysconfig.get_platform", lambda: "linux-aarch64")
+    with pytest.raises(EnvironmentFailed, match=r"sglang \(cpu\): its wheels are for linux-x86_64, .* linux-aarch64;"):
+        build(CPU, engines, tmp_path / "wheelhouse")
+
+
+def test_the_manifest_of_an_engine_with_one_build_is_as_before_there_were_builds(tmp_path: Path) -> None:
+    written = Manifest("reference", "k", "cp311", "linux-x86_64", (), {}, {}).write(tmp_path)
+    assert "build" not in json.loads(written.read_text()) and manifest.read(tmp_path).environment == REFERENCE
+    Manifest("sglang", "k", "cp311", "linux-x86_64", (), {}, {}, build="cpu").write(tmp_path)
+    assert manifest.read(tmp_path).environment == CPU
 
 
 def test_an_installation_that_is_there_cannot_be_adopted_where_a_patch_is_needed(engines: Path, tmp_path: Path) -> None:

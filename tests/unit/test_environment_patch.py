@@ -17,6 +17,9 @@ from ddtree_bench.environments.manifest import Wheel
 from ddtree_bench.environments.wheel_patch import patched_wheel
 
 PATCHES = Path(__file__).parents[2] / "envs" / "sglang" / "patches"
+BYTES = "82b7a590ba09eca4ae005a660310095e2a24600eceb5ea8cedb79ee048144dee"
+"""The sha256 of the wheel of these tests with the patch in it."""
+
 SOURCE = "".join(f"line {n}\n" for n in range(1, 11))
 PATCH = """\
 diff --git a/python/sglang/srt/args.py b/python/sglang/srt/args.py
@@ -70,6 +73,13 @@ def test_twice_the_same_bytes_with_the_patch_in_them(wheel: Path, tmp_path: Path
     with zipfile.ZipFile(first) as archive:
         assert archive.read("sglang/srt/args.py").decode() == SOURCE.replace("line 4", "line four")
         assert archive.getinfo("sglang/tool.sh").external_attr >> 16 == 0o100755
+
+
+def test_the_bytes_are_the_same_on_every_machine(wheel: Path, tmp_path: Path) -> None:
+    made = patched(wheel, tmp_path / "a", write(tmp_path, "0001.patch", PATCH))
+    with zipfile.ZipFile(made) as archive:
+        assert {item.compress_type for item in archive.infolist()} == {zipfile.ZIP_STORED}
+    assert hashlib.sha256(made.read_bytes()).hexdigest() == BYTES
 
 
 def test_the_version_is_a_local_one_that_tells_the_patches(wheel: Path, tmp_path: Path) -> None:

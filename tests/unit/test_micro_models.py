@@ -12,11 +12,16 @@ import micro_prompts
 import pytest
 from configurations import tree, write_project
 
+from ddtree_bench import serve_command
+from ddtree_bench.client_machine import client_lease
 from ddtree_bench.config import ConfigError
+from ddtree_bench.config.model_checks import MICRO_BLOCK_SIZES
 from ddtree_bench.load.prompts import read as read_prompts
-from ddtree_bench.micro_models import MicroModel, train
+from ddtree_bench.micro_models import THREADS, MicroModel, train
+from ddtree_bench.micro_training import train_for
 from ddtree_bench.project import Project, open_project
 from ddtree_bench.targets.launcher import TargetError
+from ddtree_bench.targets.lease import TargetBusy
 from ddtree_bench.targets.local import LocalLauncher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +107,10 @@ def test_the_tokenizer_comes_with_the_training_and_changes_no_name(root: Path) -
             "models.toy.hybrid: is false, but a micro model of kind hybrid_gdn is not so; set it to true",
         ),
         ({"drafter": None}, "models.toy.drafter: is missing; a micro model is trained with one"),
+        (
+            {"drafter": {"name": "d", "block_size": 40}},
+            "models.toy.drafter.block_size: is 40, but a micro model is trained with 2 to 32; lower it",
+        ),
         ({"micro": "moe"}, "models.toy.micro: 'moe' is not allowed"),
     ],
 )
@@ -124,8 +133,79 @@ def test_other_models_have_a_revision_and_paths_where_sglang_serves_them(root: P
 
 def test_a_micro_model_is_for_local_targets(root: Path) -> None:
     changed = sglang_tree()
-    changed["targets"]["local"] |= {"launcher": "ssh"}
-    assert any(one.startswith("models.toy.micro: is trained on this machine") for one in problems(root, changed))
+    external = {"launcher": "external", "engine": "sglang", "url": "http://127.0.0.1:1"}
+    for target in (changed["targets"]["local"] | {"launcher": "ssh"}, external):
+        changed["targets"]["local"] = target
+        assert any(one.startswith("models.toy.micro: is trained on this machine") for one in problems(root, changed))
+
+
+def test_a_micro_model_is_for_sglang(root: Path) -> None:
+    changed = sglang_tree()
+    changed["targets"]["local"] = {"launcher": "local", "engine": "reference"}
+    assert any(
+        one.startswith(
+            "models.toy.micro: is trained for SGLang and by its environment, but sweep[0] serves it on local"
+        )
+        for one in problems(root, changed)
+    )
+
+
+def test_the_block_sizes_and_threads_are_those_of_the_training() -> None:
+    sources = ROOT / "envs" / "sglang" / "micro_models" / "sglang_micro_models"
+    assert (
+        f"if not {min(MICRO_BLOCK_SIZES)} <= block_size <= {max(MICRO_BLOCK_SIZES)}:"
+        in (sources / "identity.py").read_text()
+    )
+    assert f"\nTHREADS = {THREADS} " in (sources / "training.py").read_text()
+
+
+def test_the_workflow_waits_for_a_receipt_beside_the_weights(root: Path) -> None:
+    project = opened(root)
+    micro = micro_of(project)
+    assert list(project.micro_models) == [micro], "one training for all servers"
+    assert project.micro_receipts(project.plan.servers) == [str(micro.receipt)]
+    assert micro.folder not in micro.receipt.parents, "Snakemake removes a receipt before its rule runs again"
+    reference = open_project(tree(), root, root / "results")
+    assert reference.micro_models == {} and reference.micro_receipts(reference.plan.servers) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"speculative-num-steps": 3}, "'speculative-num-steps' is set by the workflow itself"),
+        ({"speculative-ddtree-round-logs": "x"}, "'speculative-ddtree-round-logs' is set by the workflow itself"),
+        ({"tensor-parallel-size": 2}, "'tensor-parallel-size' is set by the workflow itself"),
+        ({"--expert-parallel-size": 2}, "'--expert-parallel-size' is set by the workflow itself"),
+        ({"pp-size": 2}, "'pp-size' is '2', but DDTREE runs without pipeline parallelism only; take it out"),
+        ({"--pipeline-parallel-size": 2}, "'--pipeline-parallel-size' is '2', but DDTREE runs without"),
+        ({"attention-backend": "fa4"}, "'attention-backend' is 'fa4', which cannot mask a tree of DDTREE; use triton"),
+        ({"prefill-attention-backend": "flex"}, "'prefill-attention-backend' is 'flex', which cannot mask a tree"),
+        (
+            {"speculative-ddtree-round-log": "x.jsonl"},
+            "'speculative-ddtree-round-log' is 'x.jsonl', but only DDTREE on SGLang writes a round log, and the block "
+            "plans AR on sglang too",
+        ),
+    ],
+)
+def test_flags_that_ddtree_cannot_have(root: Path, flags: dict[str, Any], problem: str) -> None:
+    changed = sglang_tree()
+    changed["targets"]["local"] |= {"sglang_build": "cuda13"}
+    changed["sweep"][0]["flags"] = flags
+    assert any(one.startswith(f"sweep[0].flags (or the target's): {problem}") for one in problems(root, changed))
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        ("AR", {"pp-size": 2, "attention-backend": "fa4"}),
+        ("DDTREE", {"pp-size": 1, "attention-backend": "fa3", "speculative-ddtree-round-log": "/tmp/x.jsonl"}),
+    ],
+)
+def test_flags_that_a_method_can_have(root: Path, method: str, flags: dict[str, Any]) -> None:
+    changed = sglang_tree() | {"allow_missing_baseline": True}
+    changed["targets"]["local"] |= {"sglang_build": "cuda13"}
+    changed["sweep"][0] |= {"method": method, "flags": flags}
+    assert dict(open_project(changed, root, root / "results").plan.servers[0].flags).keys() == flags.keys()
 
 
 def test_a_tree_must_have_room_for_its_budget(root: Path) -> None:
@@ -156,7 +236,7 @@ print("step 1")
 if {fails}:
     sys.exit("out of memory")
 folder = pathlib.Path({folder!r})
-folder.mkdir()
+folder.mkdir(parents=True)
 (folder / "micro_model.json").write_text(json.dumps(sys.argv[1:]))
 """
 
@@ -185,6 +265,41 @@ def test_it_is_trained_once_with_the_python_of_the_environment(root: Path, launc
     assert said == [f"{micro.folder}: training the plain micro model and its drafter", "step 1"]
     train(micro, launcher, "/no/python", said.append)
     assert len(said) == 2
+
+
+def leased(root: Path, folder: Path) -> Project:
+    """The project of `root` with the leases in `folder`."""
+    changed = sglang_tree()
+    changed["targets"]["local"] |= {"lease_dir": str(folder), "lease_wait_s": 0.2}
+    return open_project(changed, root, root / "results")
+
+
+def test_it_is_trained_beside_no_run_and_waits_for_none_afterwards(
+    root: Path, tmp_path: Path, launcher: LocalLauncher
+) -> None:
+    micro, project = trainer(root, fails=False), leased(root, tmp_path / "leases")
+    server = project.plan.servers[0]
+    with client_lease(project, "local", "somebody", print):
+        with pytest.raises(TargetBusy, match="somebody"):
+            train_for(project, server, launcher, sys.executable, print)
+        assert not micro.finished.exists()
+    train_for(project, server, launcher, sys.executable, print)
+    assert micro.finished.exists()
+    with client_lease(project, "local", "somebody", print):
+        train_for(project, server, launcher, "/no/python", print)
+
+
+def test_a_signal_ends_the_training_that_serve_waits_for(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    micro, project, said = trainer(root, fails=False), leased(root, tmp_path / "leases"), list[str]()
+    main = root / "envs" / "sglang" / "micro_models" / "sglang_micro_models" / "__main__.py"
+    main.write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)\n")
+    monkeypatch.setattr(serve_command, "confirm_deployment", lambda *_: {"python": sys.executable})
+    monkeypatch.setattr(serve_command, "serve", lambda *_, **__: said.append("served"))
+    server = project.plan.servers[0]
+    serve_command.serve_project(project, server, 0, said.append)
+    assert said[-1] == f"{server.name}: not started, interrupted by SIGTERM" and not micro.finished.exists()
 
 
 def test_a_training_that_fails_says_why(root: Path, launcher: LocalLauncher) -> None:

@@ -1,9 +1,10 @@
-"""What a live SGLang 0.5.23 answered, as it is read: sglang/0.5.23/ar and dflash were captured (sglang/README.md)."""
+"""What a live SGLang 0.5.23 answered, as it is read: sglang/0.5.23 was captured (sglang/README.md)."""
 
 from __future__ import annotations
 
 import json
 from array import array
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,10 +15,11 @@ from ddtree_bench.load import requests_table
 from ddtree_bench.load.exchange import Exchange
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.load.requests_table import Sent
+from ddtree_bench.plan import Load
 from ddtree_bench.servers.log_lines import log_summary, parse_log
 from ddtree_bench.servers.observation import INFO, LOADS, METRICS, Observation, difference, interpret
 
-METHODS = ("ar", "dflash")
+METHODS = ("ar", "dflash", "ddtree")
 TOKENS = 64 + 64 + 24 + 24 + 48 + 16 * 64
 """Of the requests between the two looks: one, the same streamed, two chats, one of /generate, 16 four at a time."""
 
@@ -63,6 +65,41 @@ def test_rounds_are_told_by_a_server_that_speculates_alone() -> None:
     assert told["verify_calls_total"] == told["verify_width"] == "the server does not speculate"
 
 
+def test_trees_are_told_by_a_ddtree_server_alone() -> None:
+    cell = difference(observed("ddtree", "_before"), observed("ddtree")).values
+    assert cell["tree_rounds_total"] == cell["verify_calls_total"] == 366
+    assert cell["tree_nodes_total"] == cell["proposed_drafts_total"] == 366 * 8
+    assert (cell["tree_branching_nodes_total"], cell["accepted_drafts_total"]) == (472, 898)
+    stages = ("draft", "head_topk", "tree", "verify", "commit")
+    seconds = [cell[f"{stage}_seconds_total"] for stage in stages]
+    assert seconds == pytest.approx([91.467, 0.304, 31.859, 184.121, 0.608], abs=1e-3)
+    for method in ("ar", "dflash"):
+        told = observed(method).missing
+        assert (
+            told["tree_rounds_total"]
+            == told["verify_seconds_total"]
+            == ("the server has no trees: only DDTREE of our plugin does")
+        )
+        assert told["accepted_drafts_total"].startswith("no release of SGLang counts accepted drafts")
+
+
+def of_cell(method: str, planned: str) -> dict[str, Any]:
+    """metrics.json of a cell with the captured stream, on the server of `method` whose plan says `planned`."""
+    counters = difference(observed(method, "_before"), observed(method))
+    samples = pd.DataFrame(columns=["time", "running", "queued"], dtype=float)
+    return metrics.document(streamed(method, "stream.txt"), Load(1), {}, samples, counters, 1, None, planned)
+
+
+def test_the_trees_of_a_ddtree_cell_are_proven_by_the_servers_counters() -> None:
+    cell = of_cell("ddtree", "DDTREE")
+    assert (cell["tree_nodes_per_round"], cell["tree_is_chain"]) == (8, False)
+    assert cell["tree_branching_nodes_per_round"] == pytest.approx(472 / 366) and cell["tree_max_depth"] is None
+    (proof,) = (check for check in cell["checks"] if check["name"] == "tree_branches")
+    assert proof["ok"] and proof["detail"] == "8.00 nodes a round, 1.29 with two children or more"
+    without = of_cell("dflash", "DDTREE")
+    assert without["tree_is_chain"] is None and without["tree_nodes_per_round"] is None
+
+
 def streamed(method: str, name: str) -> pd.DataFrame:
     """The row of a captured stream, its bytes all read at once."""
     body = captured(method, name)
@@ -78,7 +115,8 @@ def test_a_live_stream_is_ok_and_counts_its_tokens_event_by_event(method: str, n
     found = streamed(method, name)
     row = found.iloc[0]
     assert (row["status"], row["finish_reason"], row["completion_tokens"]) == ("ok", "length", tokens)
-    assert row["cached_prompt_tokens"] == 0, "told because the server was started with --enable-cache-report"
+    shared = 1 if (method, name) == ("ddtree", "stream.txt") else 0
+    assert row["cached_prompt_tokens"] == shared, "told because the server was started with --enable-cache-report"
     told = [count for count in row["event_tokens"] if count is not None]
     assert told == sorted(told) and told[-1] == tokens
     (measured,) = metrics.request_metrics(found).to_dict("records")
@@ -106,7 +144,9 @@ def test_details_are_the_same_in_the_extension_and_in_meta_info() -> None:
     assert "sglext" not in json.loads(captured("ar", "completion.json"))
 
 
-@pytest.mark.parametrize(("method", "lines", "length"), [("ar", 11, None), ("dflash", 2, (4.85 + 6.28) / 2)])
+@pytest.mark.parametrize(
+    ("method", "lines", "length"), [("ar", 11, None), ("dflash", 2, (4.85 + 6.28) / 2), ("ddtree", 4, 3.7575)]
+)
 def test_a_live_log_is_read(method: str, lines: int, length: float | None) -> None:
     summary = log_summary(parse_log(captured(method, "decode_log.txt").decode()))
     assert summary["decode_lines"] == lines and summary["cuda_graph_line_share"] == 0
@@ -116,5 +156,5 @@ def test_a_live_log_is_read(method: str, lines: int, length: float | None) -> No
 
 def test_no_sample_names_a_folder_of_the_machine_it_was_captured_on() -> None:
     paths = [path for method in METHODS for path in (SAMPLES / "0.5.23" / method).iterdir()]
-    assert len(paths) == 24
+    assert len(paths) == 36
     assert not [path for path in paths if b"/tmp/" in path.read_bytes() or b"/home/" in path.read_bytes()]

@@ -18,7 +18,16 @@ import pytest
 from ddtree_bench.targets import host_facts
 from ddtree_bench.targets.launcher import TargetError
 from ddtree_bench.targets.local import LocalLauncher
-from ddtree_bench.targets.probe import HostChanged, ModelFiles, check_unchanged, differences, host_key, probe
+from ddtree_bench.targets.probe import (
+    HostChanged,
+    ModelFiles,
+    check_unchanged,
+    differences,
+    host_key,
+    knows_model,
+    probe,
+    recorded_name,
+)
 
 
 @pytest.fixture
@@ -122,6 +131,26 @@ def test_the_order_of_gpus_and_the_models_of_others_do_not_count() -> None:
 def test_a_model_that_was_not_probed_is_named() -> None:
     with pytest.raises(TargetError, match="model small: is not in the target's record, which has big, drafter"):
         host_key(RECORD, "small", None)
+
+
+def test_another_revision_is_another_model_whatever_its_content() -> None:
+    old, new = (recorded_name("micro", revision) for revision in ("1", "2"))
+    other = changed("models", value={new: {"fingerprint": "e" * 64, "path": "/m/2"}})
+    check_unchanged(changed("models", value={old: {"fingerprint": "d" * 64, "path": "/m/1"}}), other)
+    assert not knows_model(other, old) and knows_model(other, new)
+    with pytest.raises(HostChanged, match=r"content of model micro@2 \(/m/2\)"):
+        check_unchanged(other, changed("models", value={new: {"fingerprint": "f" * 64, "path": "/m/2"}}))
+
+
+def test_models_are_recorded_by_name_and_revision(launcher: LocalLauncher, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    files = ModelFiles("big", "small", str(tmp_path), str(tmp_path), "1", "2")
+    assert set(probe(launcher, sys.executable, "sglang", [files])["models"]) == {"big@1", "small@2"}
+
+
+def test_a_record_without_revisions_knows_every_revision_of_a_name() -> None:
+    assert host_key(RECORD, "big@1", "drafter@2") == host_key(RECORD, "big", "drafter")
+    assert not knows_model(RECORD, "bigger@1")
 
 
 def test_a_model_without_a_path_and_one_without_files_are_named(launcher: LocalLauncher, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ PACKAGE = Path(ddtree_bench.__file__).parent
 MEASURING = (
     "load",
     "servers",
+    "environments/variables.py",
     "run.py",
     "run_start.py",
     "server_start.py",

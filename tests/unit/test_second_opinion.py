@@ -12,11 +12,13 @@ import pytest
 from raw_rows import frame, row
 
 from ddtree_bench import metrics
+from ddtree_bench.cli import main
 from ddtree_bench.load.exchange import DEFAULT_LIMITS
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.measuring import bench_serving
 from ddtree_bench.measuring.bench_serving import OpinionFailed, Result
 from ddtree_bench.measuring.measure_options import Asked, UsageError
+from ddtree_bench.measuring.measured_folder import FolderError
 from ddtree_bench.measuring.second_opinion import compare, rendered, restated
 from ddtree_bench.plan import Load, Workload
 
@@ -95,6 +97,36 @@ def stand_in(folder: Path, code: str) -> dict[str, str]:
         f"import json, sys\nout = sys.argv[sys.argv.index('--output-file') + 1]\n{code}\n"
     )
     return {"PYTHONPATH": str(folder)}
+
+
+def test_a_result_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "result.jsonl").write_text("measured")
+    with pytest.raises(
+        FolderError, match=r"result\.jsonl: exists, and nothing measured is overwritten; give another --out"
+    ):
+        bench_serving.run(sys.executable, asked(), tmp_path, {})
+    assert (tmp_path / "result.jsonl").read_text() == "measured"
+
+
+@pytest.mark.parametrize(("headers", "sent"), [({}, [None, None]), ({"Authorization": "Bearer k1"}, ["k1", None])])
+def test_the_key_of_the_server_is_sent_and_no_other(tmp_path: Path, headers: dict[str, str], sent: list[Any]) -> None:
+    code = "import os; keys = [os.environ.get(name) for name in ('OPENAI_API_KEY', 'API_KEY')]\n"
+    code += f"open(out, 'w').write(json.dumps({RESULT!r})); print(json.dumps(keys))"
+    env = {**stand_in(tmp_path, code), "OPENAI_API_KEY": "mine", "API_KEY": "mine too"}
+    bench_serving.run(sys.executable, asked(headers=headers), tmp_path / "out", env)
+    assert json.loads((tmp_path / "out" / "log.txt").read_text().splitlines()[0]) == sent
+
+
+def test_what_it_cannot_do_is_said_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out"
+    prompts.write_text(json.dumps({"id": "a", "prompt": "one"}) + "\n")
+    command = ["second-opinion", "--url", "http://127.0.0.1:1", "--model", "m", "--python", "p", "--prompts"]
+    command += [str(prompts), "--concurrency", "1", "--num-requests", "1", "--max-tokens", "2", "--out", str(out)]
+    assert main(command) == 2
+    assert "--tokenizer: is missing, and bench_serving counts with it" in capsys.readouterr().err
+    assert main([*command, "--tokenizer", str(tmp_path / "absent")]) == 2
+    assert "--tokenizer" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_its_last_result_is_read(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clone import ENVIRONMENTS, Clone
 from foreground import TREE
 
-from ddtree_bench.environments import Environment, EnvironmentFailed, environment_key
+from ddtree_bench.environments import Environment, EnvironmentFailed, environment_key, manifest, python_tag
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
+from ddtree_bench.environments.recipes import environment_name
 from ddtree_bench.servers import api
 from ddtree_bench.servers.command_line import Place
 from ddtree_bench.servers.start import start_server
@@ -63,6 +65,18 @@ def test_build_deploy_and_serve(tmp_path: Path) -> None:
     shutil.rmtree(next(Path(receipt["folder"]).rglob("uvicorn-*.dist-info")))
     again = deploy(launcher, wheelhouse, str(root), report=said.append)
     assert again["versions"] == receipt["versions"] and "deployed in" in said[-1]
+
+
+def test_a_complete_wheelhouse_is_kept_when_its_rule_runs_again(fresh: Clone, tmp_path: Path) -> None:
+    name = environment_name(REFERENCE, environment_key(REFERENCE, ENGINES), python_tag())
+    wheelhouse = tmp_path / "environments" / name
+    wheelhouse.mkdir(parents=True)
+    (wheelhouse / "wheels").symlink_to(ENVIRONMENTS / name / "wheels")
+    shutil.copy(ENVIRONMENTS / name / "manifest.json", wheelhouse)
+    before = manifest.read(wheelhouse)
+    offline = {"DDTREE_BENCH_ENVIRONMENTS": str(wheelhouse.parent), "PIP_NO_INDEX": "1"}
+    said = fresh.snakemake("--forcerun", "build_environment", "--", str(wheelhouse / "manifest.json"), env=offline)
+    assert "already built" in said and manifest.read(wheelhouse) == before
 
 
 def serves_from(receipt: dict[str, Any], launcher: LocalLauncher, folder: Path) -> None:

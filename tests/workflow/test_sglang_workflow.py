@@ -85,6 +85,8 @@ def test_tables_and_figures_are_those_of_every_configuration(passed: Clone) -> N
     assert set(cells["engine"]) == {"sglang"}
     assert (cells.loc[["DFLASH", "DDTREE"], "accept_length"] > 1.5).all() and pd.isna(cells.loc["AR", "accept_length"])
     assert (cells["token_source"] == "usage").all()
+    assert (cells.loc["DDTREE", "tree_nodes_per_round"], cells.loc["DDTREE", "tree_is_chain"]) == (8, False)
+    assert cells.loc["DDTREE", "tree_branching_nodes_per_round"] > 0 and pd.isna(cells.loc["AR", "tree_is_chain"])
     speedup = pd.read_csv(results / "tables" / "speedup.csv")
     assert set(speedup["method"]) == {"DFLASH", "DDTREE"}
     for figure in ("budget_sweep", "concurrency", "speedup", "acceptance"):
@@ -96,6 +98,16 @@ def test_nothing_is_measured_again(passed: Clone) -> None:
     starts = passed.starts()
     assert "Nothing to be done" in passed.snakemake()
     assert passed.starts() == starts
+
+
+def test_the_rule_of_the_training_leaves_weights_that_are_there(passed: Clone) -> None:
+    (weights,) = (passed.root / "results" / "micro_models").glob("*/target/model.safetensors")
+    receipt = weights.parents[1].with_name(f"{weights.parents[1].name}.trained.json")
+    digest = json.loads(receipt.read_text())["digest"]
+    before, starts = weights.stat(), passed.starts()
+    passed.snakemake("--forcerun", f"train_micro_model_plain_{digest}", "--until", f"train_micro_model_plain_{digest}")
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert "Nothing to be done" in passed.snakemake() and passed.starts() == starts
 
 
 def test_serve_starts_one_of_its_servers_and_leaves_nothing(passed: Clone) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.config import checks, model_checks
+from ddtree_bench.config import checks, flag_checks, model_checks
 from ddtree_bench.config.load import ConfigError, parse, read_files
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import Coordinates, expand
@@ -30,9 +30,9 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
     points = expand(config)
     if not points:
         raise ConfigError(["sweep: nothing is left to measure; `exclude` takes every point out"])
-    problems += checks.check_flags(config, points)
+    problems += flag_checks.check_flags(config, points)
     problems += checks.check_engines(config, points)
-    problems += checks.check_sglang_builds(config, points)
+    problems += checks.check_sglang_builds(config, points, root)
     problems += checks.check_one_server_each(config, points)
     problems += model_checks.check_models(config, points)
     problems += checks.check_methods(config, points)

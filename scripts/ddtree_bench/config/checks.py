@@ -7,26 +7,27 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from sysconfig import get_platform
 from typing import Any
 from urllib.parse import urlsplit
 
-from ddtree_bench.config.models import Config
+from ddtree_bench.config.models import Config, Target
 from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
+from ddtree_bench.environments.key import patches_of
+from ddtree_bench.environments.recipes import environment_of, missing_wheels, python_tag
+from ddtree_bench.environments.variables import engine_variables
 from ddtree_bench.load.cell_prompts import cell_prompts
 from ddtree_bench.load.prompts import Prompt, PromptError
 from ddtree_bench.load.prompts import read as read_prompts
 from ddtree_bench.load.tokenizer_file import FILE as TOKENIZER_FILE
 from ddtree_bench.load.tokenizer_file import file_of as tokenizer_file
-from ddtree_bench.servers.command_line import REFERENCE_MODELS, SGLANG_BUILD_FLAGS, SGLANG_REPORTS
+from ddtree_bench.servers.command_line import REFERENCE_MODELS
 from ddtree_bench.targets.external import endpoint_of
 
 SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|token|api_?key|access_?key|private_?key)$", re.IGNORECASE)
 SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-)
-RESERVED_FLAG = re.compile(
-    r"model(-path)?|host|port|served-model-name|start-id|speculative-.*|max-running-requests|tp(-size)?|ep(-size)?|config"
 )
 LOGIT_BYTES = 4
 """A graph keeps one fp32 logit for each row and word of the vocabulary."""
@@ -111,8 +112,11 @@ CUDA12_REFUSAL = (
 )
 
 
-def check_sglang_builds(config: Config, points: Sequence[Coordinates]) -> list[str]:
-    """A target has a build of SGLang that the plugin can serve; one that runs no SGLang does not ask for any."""
+def check_sglang_builds(config: Config, points: Sequence[Coordinates], root: Path) -> list[str]:
+    """A target has a build of SGLang that the plugin can serve; one that runs no SGLang does not ask for any.
+
+    What is needed of the build must be there for this machine, where it is put together for the target.
+    """
     users = {point.target for point in points if point.engine == "sglang"}
     problems = []
     for name, target in config.targets.items():
@@ -129,7 +133,25 @@ def check_sglang_builds(config: Config, points: Sequence[Coordinates]) -> list[s
                 f"targets.{name}.adopt: {target.adopt!r}, but the sweep runs no SGLang there; take the key out, or set "
                 "engine: sglang"
             )
+        elif name in users and target.sglang_build != "cuda12":
+            problems += _build_problems(f"targets.{name}", target, patches_of(root / "envs" / "sglang"))
     return problems
+
+
+def _build_problems(where: str, target: Target, patches: Sequence[Path]) -> Iterator[str]:
+    """Why the build of SGLang that a target takes cannot be had, and what of `pass_env` would change it."""
+    environment = environment_of("sglang", target.sglang_build, adopted=target.adopt is not None)
+    missing = missing_wheels(environment, python_tag(), get_platform())
+    if missing:
+        yield f"{where}.sglang_build: {target.sglang_build!r}: {missing}"
+    if target.adopt is not None and patches:
+        yield (
+            f"{where}.adopt: {target.adopt!r}: an installation that is there already does not have the patch "
+            f"{patches[0].name}; take `adopt` out, so that SGLang is installed with the patch"
+        )
+    for name, value in engine_variables(*environment).items():
+        if name in target.pass_env:
+            yield f"{where}.pass_env: {name!r} is set to {value} by sglang_build {target.sglang_build}; take it out"
 
 
 def _variable_problems(where: str, name: str | None) -> list[str]:
@@ -192,28 +214,6 @@ def _described(point: Coordinates) -> str:
     parts = [point.model, point.method]
     parts += [f"budget {point.budget}, cap {point.topk_cap}"] if point.budget is not None else []
     return " ".join(parts)
-
-
-def check_flags(config: Config, points: Sequence[Coordinates]) -> list[str]:
-    """Flags must not say again, or otherwise, what keys of the configuration or the engine's build say."""
-    return list(
-        dict.fromkeys(
-            f"sweep[{point.block}].flags (or the target's): {name!r} is set by the workflow itself; "
-            "use the key of the configuration that stands for it"
-            for point in points
-            for name, _ in point.flags
-            if RESERVED_FLAG.fullmatch(name.lstrip("-")) or name.lstrip("-") in _flags_of_engine(config, point)
-        )
-    )
-
-
-def _flags_of_engine(config: Config, point: Coordinates) -> set[str]:
-    """The flags that every server of an engine's build gets."""
-    target = config.targets[point.target]
-    if point.engine != "sglang" or target.launcher == "external":
-        return set()
-    build = SGLANG_BUILD_FLAGS.get(target.sglang_build, ())
-    return {flag.lstrip("-") for flag in SGLANG_REPORTS} | {name for name, _ in build}
 
 
 def check_references(config: Config) -> list[str]:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from ddtree_bench.config.models import Config, Drafter, Model
 from ddtree_bench.config.sweep import METHODS_WITH_DRAFTER, Coordinates
 
+MICRO_BLOCK_SIZES = range(2, 33)
+"""Blocks that the training of micro models knows."""
+
 
 def check_models(config: Config, points: Sequence[Coordinates]) -> list[str]:
     """A model has a revision, and paths on the targets whose engine brings none; a micro model has neither."""
@@ -35,23 +38,33 @@ def _not_of_micro_models(where: str, part: Model | Drafter) -> Iterator[str]:
 def _micro_problems(name: str, model: Model) -> Iterator[str]:
     if model.drafter is None:
         yield f"models.{name}.drafter: is missing; a micro model is trained with one: give its name and block_size"
+    elif model.drafter.block_size not in MICRO_BLOCK_SIZES:
+        yield (
+            f"models.{name}.drafter.block_size: is {model.drafter.block_size}, but a micro model is trained with "
+            f"{MICRO_BLOCK_SIZES[0]} to {MICRO_BLOCK_SIZES[-1]}; lower it"
+        )
     if model.hybrid != (model.micro == "hybrid_gdn"):
         said, right = (str(value).lower() for value in (model.hybrid, not model.hybrid))
         yield f"models.{name}.hybrid: is {said}, but a micro model of kind {model.micro} is not so; set it to {right}"
 
 
 def _place_problems(config: Config, point: Coordinates) -> Iterator[str]:
-    """What keeps a model from being where a server of SGLang is to find it."""
+    """What keeps a model from being where a server is to find it."""
     model, target = config.models[point.model], config.targets[point.target]
     where = f"sweep[{point.block}]"
-    if point.engine != "sglang" or target.launcher == "external":
-        return
     if model.micro:
         if target.launcher != "local":
             yield (
                 f"models.{point.model}.micro: is trained on this machine, but {where} serves it on {point.target} by "
-                f"launcher {target.launcher}; use a target with launcher local"
+                f"launcher {target.launcher}; use a target with launcher local, or give a revision in place of micro"
             )
+        elif point.engine != "sglang":
+            yield (
+                f"models.{point.model}.micro: is trained for SGLang and by its environment, but {where} serves it on "
+                f"{point.target} with engine {point.engine}; set engine: sglang there, or use another model"
+            )
+        return
+    if point.engine != "sglang" or target.launcher == "external":
         return
     if point.target not in model.paths:
         yield f"models.{point.model}.paths.{point.target}: is missing, but {where} serves it there; give its folder"

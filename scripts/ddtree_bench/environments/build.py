@@ -16,6 +16,7 @@ from ddtree_bench.environments.key import (
     NOT_SOURCE_FOLDERS,
     PATCHES,
     environment_key,
+    patches_of,
     sha256,
     source_files,
 )
@@ -25,6 +26,7 @@ from ddtree_bench.environments.recipes import (
     EnvironmentFailed,
     Recipe,
     is_adopted,
+    missing_wheels,
     python_tag,
     recipe_of,
     wheels_tag,
@@ -85,12 +87,10 @@ def _check_possible(environment: Environment, recipe: Recipe, source: Path) -> N
     for name in (*recipe.pins, *(f"{project}/pyproject.toml" for project in recipe.projects)):
         if not (source / name).is_file():
             raise EnvironmentFailed(f"{source / name}: is missing, so {environment} cannot be built")
-    if python_tag() not in recipe.pythons and not is_adopted(environment):
-        raise EnvironmentFailed(
-            f"{environment}: not all of its wheels exist for {python_tag()}; run the workflow with a Python of "
-            f"{', '.join(recipe.pythons)}"
-        )
-    patches = _patches(source)
+    missing = missing_wheels(environment, python_tag(), sysconfig.get_platform())
+    if missing:
+        raise EnvironmentFailed(f"{environment}: {missing}")
+    patches = patches_of(source)
     if is_adopted(environment) and patches:
         raise EnvironmentFailed(
             f"{patches[0]}: an installation that is there already does not have it; take `adopt` out of the target, so "
@@ -120,16 +120,12 @@ def _collect_wheels(recipe: Recipe, source: Path, scratch: Path, report: Report)
             pins.write_text("\n".join(pinned(lock)))
             _pip([*download, "--requirement", str(torch), "--constraint", str(pins)], str(torch), report)
     if recipe.patched is not None:
-        _apply_patches(recipe.patched, _patches(source), wheels, report)
+        _apply_patches(recipe.patched, patches_of(source), wheels, report)
     build_options = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(wheels)]
     for project in recipe.projects:
         own = _copy_own_package(source / project, scratch / "source" / project)
         _pip([*build_options, str(own)], f"{source / project}, our own package,", report)
     return wheels
-
-
-def _patches(source: Path) -> list[Path]:
-    return [path for path in source_files(source / PATCHES) if path.suffix == ".patch"]
 
 
 def _apply_patches(distribution: str, patches: Sequence[Path], wheels: Path, report: Report) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench import keys
 from ddtree_bench.environments import installer, manifest
 from ddtree_bench.environments.key import sha256
 from ddtree_bench.environments.manifest import Manifest
-from ddtree_bench.environments.recipes import EnvironmentFailed, is_adopted
+from ddtree_bench.environments.recipes import EnvironmentFailed, adopted_suffix, is_adopted
 from ddtree_bench.environments.variables import engine_variables
 from ddtree_bench.targets.launcher import Launcher
 
@@ -30,10 +29,16 @@ CHECKS: Mapping[str, Mapping[str, Any]] = {
         "help": ["-m", "sglang.launch_server", "--help"],
     },
 }
+OF_CPU_BUILDS = {"sglang-cpu-platform": "sglang_cpu_platform.activation"}
+"""What of our own is in some builds alone: the wheel, and the module that is imported to check it."""
+
 RELEASE_TABLE = "sglang_ddtree/release.json"
 """In the plugin's wheel: the release of SGLang that it is made for, and the sha256 of the files that it hooks."""
 
-AS_INTERPRETER = 'if [ -d "$1" ]; then echo "$1/bin/python"; else echo "$1"; fi'
+AS_INTERPRETER = """\
+case "$1" in "~" | "~/"*) set -- "$HOME${1#?}" ;; esac
+if [ -d "$1" ]; then echo "$1/bin/python"; else echo "$1"; fi
+"""
 
 
 def deploy(
@@ -68,7 +73,7 @@ def deploy(
         python = _interpreter(launcher, adopt)
         request["adopt"] = {"path": adopt, **_release(wheelhouse, built)}
         # Several installations of one machine can be adopted side by side.
-        folder += f"-{keys.digest(adopt)[:6]}"
+        folder += adopted_suffix(adopt)
     request["folder"] = folder
     receipt = _on_target(launcher, python, request, VERIFY_TIMEOUT_S, report)
     if receipt is not None:
@@ -83,13 +88,20 @@ def deploy(
         "wheels": [{"name": wheel.name, "file": wheel.file, "sha256": wheel.sha256} for wheel in built.wheels],
         "algorithm": ALGORITHM,
         "variables": engine_variables(built.engine, built.build),
-        **CHECKS[built.engine],
+        **_checks(built),
     }
     receipt = _on_target(launcher, python, request, INSTALL_TIMEOUT_S, report)
     if receipt is None:
         raise EnvironmentFailed(f"{folder}: the installer gave no receipt; remove the folder and deploy again")
     report(f"{folder}: deployed in {receipt['seconds']:.0f} s")
     return receipt
+
+
+def _checks(built: Manifest) -> dict[str, Any]:
+    """What is imported in an environment, and how its server is asked for its options."""
+    checks = CHECKS[built.engine]
+    more = [module for wheel, module in OF_CPU_BUILDS.items() if wheel in built.versions]
+    return {**checks, "imports": [*more, *checks["imports"]]}
 
 
 def _release(wheelhouse: Path, built: Manifest) -> dict[str, Any]:
@@ -104,7 +116,7 @@ def _interpreter(launcher: Launcher, adopt: str) -> str:
     result = launcher.run_command(["sh", "-c", AS_INTERPRETER, "sh", adopt], timeout_s=VERIFY_TIMEOUT_S)
     python = result.stdout.strip()
     tried = launcher.run_command(
-        ["sh", "-c", '[ -x "$1" ] && exec "$1" -c ""', "sh", python], timeout_s=VERIFY_TIMEOUT_S
+        ["sh", "-c", '[ -x "$1" ] && exec "$1" -B -c ""', "sh", python], timeout_s=VERIFY_TIMEOUT_S
     )
     if tried.exit_code != 0:
         raise EnvironmentFailed(
@@ -119,7 +131,8 @@ def _on_target(
 ) -> dict[str, Any] | None:
     installing = request["action"] == "install"
     result = launcher.run_command(
-        [python, "-", json.dumps(request)],
+        # Compiled modules of an interpreter that is adopted would lie in its installation.
+        [python, "-B", "-", json.dumps(request)],
         timeout_s=timeout_s,
         stdin=Path(installer.__file__).read_text(),
         report=(lambda line: report(line) if line and not line.startswith("{") else None) if installing else None,

@@ -4,7 +4,8 @@
 
 Action `verify` prints the receipt of the folder when it is the environment asked for, and null when it is not.
 Action `install` makes it so and prints the receipt. A receipt is written last: a folder without one is half made,
-and is made anew. Where an installation of SGLang is adopted, this program runs under its interpreter.
+and is made anew. An environment is made beside its folder and takes its place when it is complete, so what runs from
+the old one keeps it until then. Where an installation of SGLang is adopted, this program runs under its interpreter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,12 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+SOURCE_SUFFIXES = frozenset({".py", ".cu", ".cuh", ".h", ".cpp", ".json"})
+"""The files of SGLang that say what it does: its modules, the kernels that it compiles when it runs, tuned settings."""
+
+ADOPTED_TOOLS = "adopted-tools"
+"""A link in an environment's folder to the programs of the adopted installation, which its servers find."""
 
 VERSIONS = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
 
@@ -38,7 +46,12 @@ def verified(request: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if request["adopt"] is not None and adopted_problems(request["adopt"]):
         return None
-    return receipt if receipt["versions"] == installed_versions(folder) else None
+    versions = installed_versions(folder)
+    if versions is None or receipt["versions"] != versions:
+        return None
+    if request["adopt"] is not None and receipt.get("adopted") != what_was_adopted(request["adopt"], versions):
+        return None
+    return receipt
 
 
 def installed_versions(folder: Path) -> dict[str, str] | None:
@@ -60,33 +73,49 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
         sys.exit("; ".join(problems))
     began = time.monotonic()
     folder = Path(request["folder"])
-    if folder.exists():
+    made = folder.with_name(f"{folder.name}.partial")
+    if made.exists() or folder.exists():
         say(f"{folder}: not the environment that is wanted, or half made: making it anew")
-        shutil.rmtree(folder)
+        shutil.rmtree(made, ignore_errors=True)
     if request["adopt"]:
-        install_beside(request, folder)
+        install_beside(request, made)
     else:
-        install_all(request, folder)
-    python = str(folder / "bin" / "python")
-    check(python, request)
-    versions = installed_versions(folder)
+        install_all(request, made)
+    check(str(made / "bin" / "python"), request)
+    versions = installed_versions(made)
     receipt = {
         **{name: request[name] for name in ("engine", "build", "key", "manifest_sha256", "folder")},
-        "python": python,
+        "python": str(folder / "bin" / "python"),
         "versions": versions,
         "seconds": round(time.monotonic() - began, 1),
     }
     if request["adopt"]:
         receipt["adopted"] = what_was_adopted(request["adopt"], versions or {})
+    move_into_place(made, folder)
     partial = folder / "receipt.partial"
     partial.write_text(json.dumps(receipt, indent=1))
     partial.replace(folder / "receipt.json")
     return receipt
 
 
+def move_into_place(made: Path, folder: Path) -> None:
+    """Put an environment that is complete where it belongs; its scripts name the interpreter by its path."""
+    for script in (*(made / "bin").iterdir(), made / "pyvenv.cfg"):
+        content = b"" if script.is_symlink() else script.read_bytes()
+        if str(made).encode() in content and b"\0" not in content:
+            script.write_bytes(content.replace(str(made).encode(), str(folder).encode()))
+    replaced = folder.with_name(f"{folder.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        folder.rename(replaced)
+    made.rename(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
 def install_all(request: dict[str, Any], folder: Path) -> None:
     """Make a virtual environment with every wheel of the wheelhouse, and nothing from an index."""
-    run([sys.executable, "-m", "venv", str(folder)], "making the virtual environment")
+    name = Path(request["folder"]).name
+    run([sys.executable, "-m", "venv", "--prompt", name, str(folder)], "making the virtual environment")
     requirements = folder / "requirements.txt"
     wheels = Path(request["wheels_folder"])
     requirements.write_text(
@@ -106,7 +135,8 @@ def install_beside(request: dict[str, Any], folder: Path) -> None:
 
     The wheels are pure Python, so unpacking them installs them: the adopted installation may have no pip.
     """
-    run([sys.executable, "-m", "venv", "--without-pip", str(folder)], "making the virtual environment")
+    venv = ["-m", "venv", "--without-pip", "--prompt", Path(request["folder"]).name, str(folder)]
+    run([sys.executable, "-B", *venv], "making the virtual environment")
     (site_packages,) = folder.glob("lib/python*/site-packages")
     for wheel in request["wheels"]:
         path = Path(request["wheels_folder"]) / wheel["file"]
@@ -116,9 +146,10 @@ def install_beside(request: dict[str, Any], folder: Path) -> None:
             archive.extractall(site_packages)
     seen = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
     # Compiled modules go into our folder, since nothing may be written into theirs.
-    lines = [f"import sys; sys.pycache_prefix = {str(folder / 'pycache')!r}"]
+    lines = [f"import sys; sys.pycache_prefix = {str(Path(request['folder']) / 'pycache')!r}"]
     lines += [f"import site; site.addsitedir({entry!r})" for entry in seen]
     (site_packages / "adopted.pth").write_text("\n".join(lines) + "\n")
+    (folder / ADOPTED_TOOLS).symlink_to(Path(sys.executable).parent)
 
 
 def adopted_problems(adopt: Mapping[str, Any]) -> list[str]:
@@ -157,10 +188,21 @@ def what_was_adopted(adopt: Mapping[str, Any], versions: Mapping[str, str]) -> d
         "files_sha256": hashlib.sha256(json.dumps(adopt["files"], sort_keys=True).encode()).hexdigest(),
         "files": len(adopt["files"]),
         "installation": (
-            f"SGLang {versions.get('sglang')}, torch {versions.get('torch')}, {len(versions)} distributions, "
-            f"versions {digest[:12]}"
+            f"SGLang {versions.get('sglang')}, torch {versions.get('torch')}, Python {platform.python_version()}, "
+            f"{len(versions)} distributions, versions {digest[:12]}, source {source_digest()[:12]}"
         ),
     }
+
+
+def source_digest() -> str:
+    """The digest of the names and contents of the adopted SGLang's source files, 64 hex digits."""
+    folder = sglang_folder()
+    files = sorted((folder / "sglang").rglob("*")) if folder is not None else []
+    digest = hashlib.sha256()
+    for file in files:
+        if file.suffix in SOURCE_SUFFIXES:
+            digest.update(f"{file.relative_to(str(folder))}\0{sha256(file)}\n".encode())
+    return digest.hexdigest()
 
 
 def sha256(path: Path) -> str | None:

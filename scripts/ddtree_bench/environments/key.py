@@ -35,6 +35,11 @@ def environment_key(environment: Environment, engines_root: Path) -> str:
     return keys.digest({"format": FORMAT, "engine": environment.engine, **built, "files": contents})
 
 
+def patches_of(engine_folder: Path) -> list[Path]:
+    """The patches in the folder of an engine, in the order in which they are applied."""
+    return [path for path in source_files(engine_folder / PATCHES) if path.suffix == ".patch"]
+
+
 def source_files(path: Path) -> Iterator[Path]:
     """The files below `path` that are source: no caches, documentation, tests or hidden files; `path` may be a file."""
     if path.name.startswith(".") or path.suffix in NOT_SOURCE_SUFFIXES or path.name in NOT_SOURCE_FOLDERS:

@@ -65,8 +65,10 @@ class Manifest:
         """Write the manifest into the wheelhouse in one step; returns its path."""
         path = folder / NAME
         partial = path.with_suffix(".partial")
+        # The manifest of an engine with one build stays as it was before there were builds, and so do deployments.
+        content = {name: value for name, value in asdict(self).items() if (name, value) != ("build", "")}
         with partial.open("w") as file:
-            json.dump(asdict(self), file, indent=1, sort_keys=True)
+            json.dump(content, file, indent=1, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -13,6 +13,9 @@ ADOPTED = "adopted"
 PURE_TAG = "py3"
 """The tag of environments whose wheels run on any Python."""
 
+LINUX = "linux-x86_64"
+"""The platform of SGLang's locks, in the words of sysconfig.get_platform()."""
+
 
 class EnvironmentFailed(RuntimeError):
     """An environment could not be built or deployed; the message names the file or package and the remedy."""
@@ -34,7 +37,7 @@ class Recipe:
 
     `lock` pins wheels of the index by hash, `torch` pins torch by version, since its builds differ by platform.
     `sources` become the wheels that we build ourselves, of `projects`. `patched` is the distribution that the patches
-    are applied to. `pythons` are the Pythons that all wheels of the lock exist for.
+    are applied to. `pythons` are the Pythons that all wheels of the lock exist for, `platform` the only platform.
     """
 
     projects: tuple[str, ...]
@@ -43,6 +46,7 @@ class Recipe:
     torch: str | None = None
     patched: str | None = None
     pythons: tuple[str, ...] = ("cp311", "cp312", "cp313")
+    platform: str | None = None
 
     @property
     def pins(self) -> tuple[str, ...]:
@@ -60,6 +64,7 @@ RECIPES: Mapping[Environment, Recipe] = {
         lock="cpu.lock",
         torch="cpu-torch.in",
         patched="sglang",
+        platform=LINUX,
     ),
     Environment("sglang", "cuda13"): Recipe(
         projects=("plugin",),
@@ -68,6 +73,7 @@ RECIPES: Mapping[Environment, Recipe] = {
         patched="sglang",
         # outlines-core 0.1.26, which the release pins, has no wheel for later ones.
         pythons=("cp311", "cp312"),
+        platform=LINUX,
     ),
     Environment("sglang", ADOPTED): Recipe(projects=("plugin",), sources=("plugin",)),
     Environment("sglang", f"{ADOPTED}-cpu"): Recipe(
@@ -99,6 +105,19 @@ def environment_of(engine: str, build: str, adopted: bool) -> Environment:
     return Environment(engine, build)
 
 
+def missing_wheels(environment: Environment, tag: str, platform: str) -> str | None:
+    """Why an environment cannot be had for a Python, such as cp311, and a platform, with the remedy; None if it can."""
+    recipe = recipe_of(environment)
+    if not is_adopted(environment) and tag not in recipe.pythons:
+        return f"not all of its wheels exist for {tag}; run the workflow with a Python of {', '.join(recipe.pythons)}"
+    if recipe.platform not in (None, platform):
+        return (
+            f"its wheels are for {recipe.platform}, and this machine is {platform}; run the workflow on such a "
+            "machine, or name an installation of the target in `adopt`"
+        )
+    return None
+
+
 def is_adopted(environment: Environment) -> bool:
     """Whether an environment puts our wheels beside an installation that is there already."""
     return environment.build.startswith(ADOPTED)
@@ -117,6 +136,11 @@ def wheels_tag(environment: Environment) -> str:
 def environment_name(environment: Environment, key: str, tag: str) -> str:
     """The name of an environment's folders: engine, build if it has one, short key and the wheels' tag."""
     return "-".join(part for part in (*environment, keys.short(key), tag) if part)
+
+
+def adopted_suffix(adopt: str | None) -> str:
+    """What tells the deployments that adopt different installations of a target apart; "" where none is adopted."""
+    return "" if adopt is None else f"-{keys.digest(adopt)[:6]}"
 
 
 def build_named(name: str) -> str:

@@ -1,4 +1,7 @@
-"""Apply patches to a wheel and pack it again, so that the same wheel and patches give the same bytes."""
+"""Apply patches to a wheel and pack it again, so that the same wheel and patches give the same bytes everywhere.
+
+Nothing is compressed, since what comes out of a compressor depends on its version.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ STRIP = 2
 
 TAG = "ddtree"
 PACKED_AT = (2020, 1, 1, 0, 0, 0)
-COMPRESSION_LEVEL = 6
 
 
 def patched_wheel(wheel: Path, patches: Sequence[Path], folder: Path) -> Path:
@@ -106,13 +108,12 @@ def _pack(tree: Path, modes: dict[str, int], packed: Path) -> None:
     # Metadata comes last, as the format recommends.
     names.sort(key=lambda name: name.startswith(f"{info.name}/"))
     (tree / record).write_text(_record(tree, names, record), encoding="utf-8", newline="")
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION_LEVEL) as archive:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name in (*names, record):
             item = zipfile.ZipInfo(name, PACKED_AT)
-            item.compress_type = zipfile.ZIP_DEFLATED
             item.create_system = 3
             item.external_attr = (modes.get(name) or 0o100644) << 16
-            archive.writestr(item, (tree / name).read_bytes(), compresslevel=COMPRESSION_LEVEL)
+            archive.writestr(item, (tree / name).read_bytes())
 
 
 def _record(tree: Path, names: Sequence[str], record: str) -> str:

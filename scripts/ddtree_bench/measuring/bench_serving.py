@@ -13,6 +13,7 @@ from typing import Any
 
 from ddtree_bench.load.bodies import request_body
 from ddtree_bench.measuring.measure_options import Asked, UsageError
+from ddtree_bench.measuring.measured_folder import FolderError
 from ddtree_bench.targets import commands
 
 MODULE = "sglang.benchmark.serving"
@@ -25,6 +26,9 @@ FILLING = "x" * 64
 
 DATASET, RESULT, LOG = "dataset.jsonl", "result.jsonl", "log.txt"
 LONGEST_S = 7200.0
+KEY_VARIABLES = ("OPENAI_API_KEY", "API_KEY")
+"""Environment variables whose content it sends to the server, the first as a bearer token."""
+
 NOT_SENT = ("model", "prompt", "messages", "max_tokens", "stream", "return_spec_tokens_details")
 """Fields of our requests that it sets itself, or whose answer breaks it: an event without choices."""
 
@@ -51,21 +55,38 @@ class Result:
 def run(python: str, what: Asked, folder: Path, env: Mapping[str, str]) -> Result:
     """Put the load of `what` on its server with the bench_serving of an environment; `folder` gets its files.
 
-    `python` is the environment's. Raises UsageError for a load that it does not know, OpinionFailed for a failure.
+    `python` is the environment's. Raises UsageError as `check`, FolderError when the folder holds a result already,
+    OpinionFailed for a failure.
     """
-    if what.load.rate is not None:
-        raise UsageError("--rate: the two clients are compared under a fixed concurrency only; give --concurrency")
-    if what.tokenizer is None:
-        raise UsageError("--tokenizer: is missing, and bench_serving counts with it; give the model's folder")
+    tokenizer = check(what)
+    if (folder / RESULT).exists():
+        raise FolderError(f"{folder / RESULT}: exists, and nothing measured is overwritten; give another --out")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DATASET).write_text("".join(f"{json.dumps(line)}\n" for line in dataset(what)), encoding="utf-8")
-    (folder / RESULT).unlink(missing_ok=True)
-    done = commands.run(arguments(python, what, what.tokenizer, folder), timeout_s=LONGEST_S, env=dict(env))
+    done = commands.run(
+        arguments(python, what, tokenizer, folder), timeout_s=LONGEST_S, env=with_key(env, what.headers)
+    )
     (folder / LOG).write_text(f"{done.stdout}\n{done.stderr}", encoding="utf-8")
     if done.exit_code != 0 or not (folder / RESULT).exists():
         said = done.stderr.strip().splitlines()[-3:]
         raise OpinionFailed(f"{MODULE} ended with {done.exit_code}: {' / '.join(said)}; all of it: {folder / LOG}")
     return read(folder / RESULT)
+
+
+def check(what: Asked) -> Path:
+    """Return the tokenizer that a load is counted with. Raises UsageError for a load that it does not know."""
+    if what.load.rate is not None:
+        raise UsageError("--rate: the two clients are compared under a fixed concurrency only; give --concurrency")
+    if what.tokenizer is None:
+        raise UsageError("--tokenizer: is missing, and bench_serving counts with it; give the model's folder")
+    return what.tokenizer
+
+
+def with_key(env: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with the key of `headers` where bench_serving reads it, and with no key of anything else."""
+    kept = {name: value for name, value in env.items() if name not in KEY_VARIABLES}
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    return {**kept, KEY_VARIABLES[0]: key} if scheme == "Bearer" and key else kept
 
 
 def arguments(python: str, what: Asked, tokenizer: Path, folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from ddtree_bench.environments.variables import engine_variables
 from ddtree_bench.load import requests_table
 from ddtree_bench.load.prompts import PromptError
 from ddtree_bench.measuring import bench_serving, measure_command, measured_folder, second_opinion
-from ddtree_bench.measuring.measure_options import UsageError, asked
+from ddtree_bench.measuring.measure_options import UsageError, asked, tokenizer
 from ddtree_bench.measuring.measure_options import add_arguments as add_measure_arguments
 from ddtree_bench.measuring.measured_folder import FolderError
 from ddtree_bench.servers import api
@@ -37,6 +37,7 @@ def run(parsed: argparse.Namespace) -> int:
     """
     try:
         what = asked(parsed)
+        tokenizer(bench_serving.check(what))
         measured_folder.prepare(parsed.out)
         env = {**os.environ, **engine_variables("sglang", parsed.build)}
         theirs = bench_serving.run(parsed.python, what, parsed.out / "bench_serving", env)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,12 @@ from ddtree_bench.metrics.answers import Answer
 from ddtree_bench.metrics.parsed import Requests, parse
 from ddtree_bench.metrics.percentiles import summary
 from ddtree_bench.metrics.slos import Slos, goodput
-from ddtree_bench.metrics.speculation import Details, cell_speculation, depth_probabilities
+from ddtree_bench.metrics.speculation import (
+    Details,
+    cell_speculation,
+    depth_probabilities,
+    with_counted_trees,
+)
 from ddtree_bench.metrics.throughput import load_given, throughput
 from ddtree_bench.metrics.tokens import Row, received
 from ddtree_bench.plan import Load
@@ -27,7 +32,11 @@ Scalars = dict[str, float | int | str | bool | None]
 
 
 def cell_metrics(
-    requests: Requests, load: Load, method: str | None, slos: Slos | None = None, retractions: float | None = None
+    requests: Requests,
+    load: Load,
+    method: str | None,
+    slos: Slos | None = None,
+    counters: Mapping[str, float] | None = None,
 ) -> Scalars:
     """Return the metrics of a cell by name; `definitions.CELL` says what each is.
 
@@ -42,9 +51,9 @@ def cell_metrics(
         cell with rounds is given what they did: the check `method` says that it is none.
     slos : Slos, optional
         The objectives of goodput.
-    retractions : float, optional
-        Retractions over the cell by the server's counter: each brings a token that no round committed. Of use where the
-        answers do not tell of their own.
+    counters : mapping, optional
+        Differences of the server's counters over the cell, for what its answers do not tell of: retractions, each of
+        which brings a token that no round committed, and the trees.
 
     Only ok requests enter a throughput or a latency; the others are counted by kind. The keys are always the same: with
     no ok request, or without what a metric needs, its value is None. The order of the requests changes nothing.
@@ -54,8 +63,10 @@ def cell_metrics(
     answered = [(one.row, one.answer, one.details) for one in parsed if one.answer is not None]
     ok, answers = [row for row, _, _ in answered], [given for _, given, _ in answered]
     specs = [spec for _, _, spec in answered]
-    untold = _untold(specs, retractions, complete=len(ok) == len(rows))
+    counted = counters or {}
+    untold = _untold(specs, counted.get("retractions_total"), complete=len(ok) == len(rows))
     speculation = cell_speculation(specs, [given.tokens.total for given in answers], untold)
+    speculation = with_counted_trees(speculation, counted)
     without_rounds = speculation["rounds"] == 0 if method is None else method == "AR" and not speculation["rounds"]
     if without_rounds:
         speculation |= dict.fromkeys(_OF_ROUNDS)

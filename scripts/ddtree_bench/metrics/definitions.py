@@ -173,7 +173,12 @@ CELL: Mapping[str, Definition] = {
         "Requests whose N is not prefills + rounds + accepted drafts, up to the last round's cut. As many prefills may "
         "be missing in all together as the server counted retractions that no answer tells of.",
     ),
-    "tree_nodes_per_round": ("float", "nodes/round", "Tree nodes a round, the root not counted."),
+    "tree_nodes_per_round": (
+        "float",
+        "nodes/round",
+        "Tree nodes a round, the root not counted; by the server's counters over the cell where no answer tells, as "
+        "are the branching nodes.",
+    ),
     "tree_branching_nodes_per_round": (
         "float",
         "nodes/round",

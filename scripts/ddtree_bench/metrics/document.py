@@ -95,7 +95,7 @@ def document(
     """
     known = parse(requests if parsed is None else parsed)
     values, missing, notes = _counters(counters)
-    cell = cell_metrics(known, load, method, slos, values.get("retractions_total"))
+    cell = cell_metrics(known, load, method, slos, values)
     rows = [one.row for one in known]
     found = checks(Checked(rows, cell, load, method, server_samples, values, missing, planned, notes))
     own = health(known, client, load, slos, cell=cell)

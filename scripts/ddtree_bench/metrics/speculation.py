@@ -168,6 +168,25 @@ def cell_speculation(
     }
 
 
+def with_counted_trees(speculation: dict[str, Any], counters: Mapping[str, float]) -> dict[str, Any]:
+    """Return a cell's speculation with its trees from the server's counters, where no answer tells of them.
+
+    `counters` are differences over the cell. They count each round with a tree, those of requests that failed too, so
+    they give values a round and no sums; of depths they tell nothing.
+    """
+    nodes, branching = (counters.get(f"tree_{what}_total") for what in ("nodes", "branching_nodes"))
+    rounds = counters.get("tree_rounds_total")
+    told = speculation["tree_nodes_per_round"] is not None or speculation["tree_is_chain"] is not None
+    if told or nodes is None or branching is None or not rounds:
+        return speculation
+    return {
+        **speculation,
+        "tree_nodes_per_round": nodes / rounds,
+        "tree_branching_nodes_per_round": branching / rounds,
+        "tree_is_chain": branching == 0,
+    }
+
+
 def depth_probabilities(specs: Iterable[Details]) -> tuple[list[float], int]:
     """Return P(at least d drafts of a round are accepted) for d = 1, 2, ... and the number of rounds it stands on.
 

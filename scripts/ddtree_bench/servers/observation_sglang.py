@@ -12,7 +12,17 @@ from ddtree_bench.servers import prometheus_text
 from ddtree_bench.servers.observation_names import MOMENTS, TOTALS
 from ddtree_bench.servers.pages import Unanswered
 from ddtree_bench.servers.prometheus_text import Series
-from ddtree_bench.servers.sglang_releases import NEWEST, OLDEST, REQUEST_OFFERS, Offer, Release, offers, shown, why_not
+from ddtree_bench.servers.sglang_releases import (
+    NEVER,
+    NEWEST,
+    OLDEST,
+    REQUEST_OFFERS,
+    Offer,
+    Release,
+    offers,
+    shown,
+    why_not,
+)
 
 _OF_THE_START = ("startup_time", "random_seed", "ddtree_start_id")
 """What /server_info tells that is another after the next start: how long that took (from 0.5.17), the seed, unless it
@@ -20,6 +30,7 @@ was given, and the name that our plugin repeats. SGLang's /metrics has no time o
 
 _RATIOS = ("accept_length_interval", "accept_rate_interval", "accept_length_lifetime")
 _NO_SPECULATION = "the server does not speculate"
+_NO_TREES = "the server has no trees: only DDTREE of our plugin does"
 _NO_REPORT = "no decode report yet: the first comes after 40 decode steps (--decode-log-interval)"
 
 Text = str | Unanswered
@@ -92,6 +103,8 @@ class _Pages:
         for offer in wanted:
             if offer.speculative and self._speculates() is False:
                 raise Missing(_NO_SPECULATION)
+            if offer.trees and self._has_trees() is False:
+                raise Missing(NEVER.get(name, _NO_TREES))
             try:
                 return self._read(offer)
             except Missing as reason:
@@ -108,6 +121,11 @@ class _Pages:
         if isinstance(self._info, Unanswered) or "speculative_algorithm" not in self._info:
             return None
         return self._info["speculative_algorithm"] is not None
+
+    def _has_trees(self) -> bool | None:
+        if isinstance(self._info, Unanswered) or "speculative_algorithm" not in self._info:
+            return None
+        return bool(self._info["speculative_algorithm"] == "DDTREE")
 
     def _read(self, offer: Offer) -> float:
         if offer.place == "/metrics":

@@ -49,6 +49,8 @@ class Offer:
         Whether the key is absent as long as it is 0.
     speculative : bool
         Whether only a server that speculates has it.
+    trees : bool
+        Whether only a server with our plugin's DDTREE has it.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Offer:
     labels: Mapping[str, str] = field(default_factory=dict)
     zero: bool = False
     speculative: bool = False
+    trees: bool = False
     since: Number = OLDEST
     until: Number = NEWEST
 
@@ -67,6 +70,16 @@ def _counter(name: str, key: str, meaning: str, mode: str | None = None, specula
     return Offer(name, "/metrics", f"sglang:{key}", meaning, labels, zero=True, speculative=speculative)
 
 
+def _tree_counter(name: str, key: str, meaning: str, stage: str | None = None) -> Offer:
+    labels = {} if stage is None else {"stage": stage}
+    return Offer(name, "/metrics", f"sglang:ddtree_{key}", meaning, labels, trees=True, since=_PLUGIN)
+
+
+_PLUGIN: Number = (0, 5, 23)
+"""The release that our plugin is made for."""
+
+_ROUND = "moves with every round"
+_STAGE = "the device's time where there is one; moves with every round, of a batch counted once"
 _ENDED = "moves when a request ends"
 _STEP = "moves with every step"
 _LOAD = "a snapshot: at most 15 decode steps old (--load-snapshot-publish-interval)"
@@ -80,6 +93,19 @@ OFFERS: tuple[Offer, ...] = (
     _counter("generation_tokens_total", "generation_tokens_total", f"output tokens, the prefill's included; {_ENDED}"),
     _counter(
         "verify_calls_total", "spec_verify_calls_total", f"rounds of each request, summed; {_ENDED}", speculative=True
+    ),
+    _tree_counter("accepted_drafts_total", "accepted_drafts_total", f"accepted drafts before the cut; {_ROUND}"),
+    _tree_counter("proposed_drafts_total", "nodes_total", f"tree nodes, roots not counted; {_ROUND}"),
+    _tree_counter("tree_rounds_total", "request_rounds_total", f"rounds of each request, summed; {_ROUND}"),
+    _tree_counter("tree_nodes_total", "nodes_total", f"tree nodes, roots not counted; {_ROUND}"),
+    _tree_counter(
+        "tree_branching_nodes_total",
+        "branching_nodes_total",
+        f"nodes with two children or more, roots included; {_ROUND}",
+    ),
+    *(
+        _tree_counter(f"{stage}_seconds_total", "stage_seconds_total", f"s in the stage {stage}, {_STAGE}", stage)
+        for stage in ("draft", "head_topk", "tree", "verify", "commit")
     ),
     _counter("retractions_total", "num_retracted_requests_total", "requests put back into the queue; every rank"),
     _counter(
@@ -222,8 +248,10 @@ LOG_OFFERS: tuple[Offer, ...] = (
 """What a server's log tells of a cell, as `log_lines.log_summary` has it."""
 
 NEVER: Mapping[str, str] = {
-    "accepted_drafts_total": "no release of SGLang counts accepted drafts over all requests; each answer's details do",
-    "proposed_drafts_total": "no release of SGLang counts them; they are verify_calls_total x (verify_width - 1)",
+    "accepted_drafts_total": "no release of SGLang counts accepted drafts over all requests, but our plugin's DDTREE; "
+    "each answer's details do",
+    "proposed_drafts_total": "no release of SGLang counts them, but our plugin's DDTREE; they are verify_calls_total x "
+    "(verify_width - 1)",
     "decode_graph": "sglang:is_cuda_graph is never set by any release; decode_graph_passes_total is the proof",
 }
 """Names that a server of another engine may have, or that look as if they were offered, and why they are not."""

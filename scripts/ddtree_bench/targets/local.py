@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from ddtree_bench.environments.installer import ADOPTED_TOOLS
 from ddtree_bench.targets import commands, lease, processes, watchdog
 from ddtree_bench.targets.launcher import (
     CommandResult,
@@ -87,7 +88,9 @@ class LocalLauncher(Launcher):
         with launch.log_path.open("ab") as log:
             self._watchdog = subprocess.Popen(
                 self._watchdog_argv(launch, self._lease),
-                env=server_environment(os.environ, {**own_tools(launch.argv[0], os.environ), **launch.env, **marks}),
+                env=server_environment(
+                    os.environ, {**launch.env, **own_tools(launch.argv[0], {**os.environ, **launch.env}), **marks}
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -218,8 +221,14 @@ def server_environment(environ: Mapping[str, str], more: Mapping[str, str]) -> d
 
 
 def own_tools(program: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The search path of a server: the tools of its own environment first, such as the ninja of its wheels."""
-    return {"PATH": os.pathsep.join((str(Path(program).parent), environ.get("PATH", os.defpath)))}
+    """The search path of a server: the tools of its own environment first, such as the ninja of its wheels.
+
+    Then those of the installation that the environment adopts, unless they are on the path.
+    """
+    own, path = Path(program).parent, environ.get("PATH", os.defpath)
+    adopted = own.with_name(ADOPTED_TOOLS)
+    more = [str(adopted.resolve())] if adopted.is_dir() and str(adopted.resolve()) not in path.split(os.pathsep) else []
+    return {"PATH": os.pathsep.join((str(own), *more, path))}
 
 
 def _kill(remaining: list[psutil.Process]) -> None:

@@ -26,14 +26,24 @@ class HostChanged(TargetError):
     """The machine or the model files are no longer those that were probed."""
 
 
+def recorded_name(name: str, revision: str | None) -> str:
+    """The key of a model in a host record: another revision is another model, whose content may well differ.
+
+    Without a revision the name alone, as in records of earlier versions.
+    """
+    return f"{name}@{revision}" if revision else name
+
+
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model pair by its names, and where the target keeps it; an engine that brings its models needs no paths."""
+    """A model pair by name and revision, and where the target keeps it; an engine that brings them needs no paths."""
 
     model: str
     drafter: str | None = None
     model_path: str | None = None
     drafter_path: str | None = None
+    model_revision: str | None = None
+    drafter_revision: str | None = None
 
 
 def probe(launcher: Launcher, python: str, engine: str, models: Sequence[ModelFiles]) -> dict[str, Any]:
@@ -70,6 +80,7 @@ def endpoint_record(
 def host_key(record: Mapping[str, Any], model: str, drafter: str | None, installation: str | None = None) -> str:
     """The digest of what measured numbers depend on in a host record, 64 hex digits, for one model pair.
 
+    `model` and `drafter` are recorded names; a record without them is asked for the names without revisions.
     Keyed: GPU models and their count, driver, power limits, CPU model, cores, content of model and drafter. Not
     keyed: UUIDs, kernel, clocks, times, host name. Of an external endpoint: its address, the model's name there, what
     it says of itself that lasts, and whether its prefix cache is emptied before each cell. `installation` says what an
@@ -115,12 +126,15 @@ def _model_paths(launcher: Launcher, python: str, engine: str, models: Sequence[
             argv = [python, "-m", REFERENCE_PACKAGE, "files", "--model", reference_model(pair.model)]
             brought = json.loads(_checked(launcher.run_command(argv, timeout_s=TIMEOUT_S)))
             model_path, drafter_path = brought["model"], brought["drafter"]
-        for name, path in ((pair.model, model_path), (pair.drafter, drafter_path)):
+        for name, revision, path in (
+            (pair.model, pair.model_revision, model_path),
+            (pair.drafter, pair.drafter_revision, drafter_path),
+        ):
             if name is None:
                 continue
             if path is None:
                 raise TargetError(f"model {name}: has no path on this target; give one in its paths")
-            paths[name] = path
+            paths[recorded_name(name, revision)] = path
     return paths
 
 
@@ -147,11 +161,22 @@ def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def knows_model(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a host record has a model of this recorded name, or of the name without its revision."""
+    return _model(record, name) is not None
+
+
+def _model(record: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    models: Mapping[str, Mapping[str, Any]] = record["models"]
+    return models.get(name) or models.get(name.rpartition("@")[0])
+
+
 def _fingerprint(record: Mapping[str, Any], name: str) -> str:
-    if name not in record["models"]:
+    found = _model(record, name)
+    if found is None:
         known = ", ".join(sorted(record["models"])) or "none"
         raise TargetError(f"model {name}: is not in the target's record, which has {known}; `snakemake probe` adds it")
-    fingerprint: str = record["models"][name]["fingerprint"]
+    fingerprint: str = found["fingerprint"]
     return fingerprint
 
 

@@ -53,6 +53,8 @@ def activate() -> str | None:
             "SGLANG_USE_CPU_ENGINE=1 needs SGLang's CPU kernel package, which sglang-cpu-platform does without: "
             "unset SGLANG_USE_CPU_ENGINE"
         )
+    # Convolution states of hybrid models are bfloat16 by default, whatever --dtype says (`configs/mamba_utils.py:68`).
+    os.environ.setdefault("SGLANG_MAMBA_CONV_DTYPE", "float32")
     torchvision_window.install()
     return PLATFORM_CLASS
 

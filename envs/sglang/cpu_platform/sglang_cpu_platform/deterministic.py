@@ -1,9 +1,9 @@
 """`--enable-deterministic-inference` on a CPU, so that requests with a seed can be tested.
 
-Three places of the release stand in the way. `model_executor/model_runner.py:842` replaces torch's matrix products, means
-and norms by batch-invariant CUDA kernels and looks for an accelerator to register them for; here torch's own stay, whose
-last bits may differ between batches of different size. `kernels/ops/sampling/murmur_hash.py:107` hashes seed and
-position on a CPU by a kernel of SGLang's CPU package; the Triton kernel of the same file does it here. And
+Three places of the release stand in the way. `model_executor/model_runner.py:842` replaces torch's matrix products,
+means and norms by batch-invariant CUDA kernels, and looks for an accelerator to register them for; here torch's own
+stay, whose last bits may differ between batches of different size. `kernels/ops/sampling/murmur_hash.py:107` hashes
+seed and position on a CPU by a kernel of SGLang's CPU package; the Triton kernel of the same file does it here. And
 `layers/sampler.py:933` compiles the draw that calls it, but torch cannot trace Triton's interpreter: it runs eagerly.
 """
 

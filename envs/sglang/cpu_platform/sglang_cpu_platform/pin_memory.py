@@ -19,4 +19,4 @@ def _pin_memory(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 def skip_without_accelerator() -> None:
     """Make `Tensor.pin_memory` return its tensor where there is no accelerator. Safe to repeat."""
-    torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]

@@ -9,7 +9,20 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_cpu_platform import collectives, deterministic, dtypes, gdn, input_embeds, record_stream, spec_tree
+from sglang_cpu_platform import (
+    autotuner,
+    collectives,
+    deterministic,
+    device_context,
+    dtypes,
+    gdn,
+    input_embeds,
+    interpreted_math,
+    pin_memory,
+    record_stream,
+    recurrent_state,
+    spec_tree,
+)
 from sglang_cpu_platform.cache_locs import speculative_cache_locs
 
 if TYPE_CHECKING:
@@ -40,12 +53,17 @@ class InterpretedCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def init_backend(self) -> None:
         """Apply what needs only torch: this runs while `model_runner` is still being imported."""
         record_stream.ignore_cpu_tensors()
+        pin_memory.skip_without_accelerator()
+        device_context.add_for_cpu()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Check the weights, and apply what changes modules of SGLang: all of them are imported by now."""
         dtypes.refuse_bfloat16_weights(model)
         input_embeds.keep_model_dtype()
+        autotuner.take_first_configuration()
         gdn.allow_float32_on_cpu()
+        recurrent_state.commit_in_torch()
+        interpreted_math.look_up_late()
         spec_tree.use_triton_kernels()
         deterministic.allow_on_cpu()
         collectives.gather_without_operator()

@@ -15,7 +15,9 @@ from sglang_micro_models import training
 
 
 @torch.no_grad()
-def write(pair: training.Pair, prompts: list[list[int]], n_tokens: int, temperature: float, seed: int = 0) -> list[list[int]]:
+def write(
+    pair: training.Pair, prompts: list[list[int]], n_tokens: int, temperature: float, seed: int = 0
+) -> list[list[int]]:
     """The target's own continuations of `prompts`, `n_tokens` each, prompts included; at temperature 0 greedy."""
     generator = torch.Generator().manual_seed(seed)
     texts = []
@@ -59,7 +61,8 @@ def _tree(logits: Tensor, wanted: list[int], budget: int) -> int:
     """Depth to which the `budget` likeliest prefixes of the drafts' product law hold the wanted text."""
     top = logits.log_softmax(-1).topk(min(budget, logits.shape[-1]))
     scores, ids = top.values.tolist(), top.indices.tolist()
-    heap, reached = [(-scores[0][0], (0,))], 0
+    heap: list[tuple[float, tuple[int, ...]]] = [(-scores[0][0], (0,))]
+    reached = 0
     for _ in range(budget):
         if not heap:
             break

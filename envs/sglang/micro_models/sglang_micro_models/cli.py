@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
             print(identity.digest(*wanted))
             return 0
         # Here, because torch and transformers take seconds to load and a digest needs neither.
-        from sglang_micro_models import cache  # noqa: PLC0415
+        from sglang_micro_models import cache
 
         print(cache.ensure(args.out, wanted))
     except (ValueError, FileExistsError) as error:

@@ -25,7 +25,7 @@ def conversation(grammar: language.Grammar, source: random.Random) -> str:
 def rows(seed: int, n_rows: int) -> Tensor:
     """int64 [n_rows, ROW_TOKENS]: each row a window of a conversation's ids, mostly from its beginning."""
     grammar, source, encoder = language.make_grammar(seed), random.Random(f"corpus {seed}"), tokenizer.build()
-    out = []
+    out: list[list[int]] = []
     while len(out) < n_rows:
         ids = encoder(conversation(grammar, source))["input_ids"]
         while len(ids) < ROW_TOKENS:

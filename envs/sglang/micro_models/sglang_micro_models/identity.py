@@ -38,7 +38,7 @@ def digest(kind: str, block_size: int = DEFAULT_BLOCK_SIZE, seed: int = DEFAULT_
 
 
 def folder_name(identity: Identity) -> str:
-    """The folder of a model below a cache: kind, block size, seed and digest, such as `plain-b8-s0-0123456789abcdef`."""
+    """The folder of a model below a cache, such as `plain-b8-s0-0123456789abcdef` (kind, block, seed, digest)."""
     return f"{identity.kind}-b{identity.block_size}-s{identity.seed}-{digest(*identity)}"
 
 

@@ -1,4 +1,4 @@
-"""What a saved target says in Hugging Face's float32, as the oracle of tests: `python -m sglang_micro_models.reference`.
+"""What a saved target says in Hugging Face's float32: the oracle of tests, `python -m sglang_micro_models.reference`.
 
 Prompts go in one by one and unpadded, so that neither a pad id nor its mask (transformers masks a real token whose id
 is the pad id, unless it is told otherwise) can come between.

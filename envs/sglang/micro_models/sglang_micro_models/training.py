@@ -23,7 +23,7 @@ class Recipe:
     """How long and how hard to train."""
 
     target_steps: int = 400
-    drafter_steps: int = 380
+    drafter_steps: int = 500
     rows_per_step: int = 16
     rows: int = 3000
     peak_rate: float = 3e-3

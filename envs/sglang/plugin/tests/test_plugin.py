@@ -187,10 +187,23 @@ def request(params=None, **asked):
     return Req("r", "", array("q", [1, 2]), sampling, vocab_size=320, **asked)
 
 
-def test_an_ordinary_request_is_served():
+@pytest.fixture
+def deterministic(monkeypatch):
+    """Whether the server draws by seeds; it does not."""
+    monkeypatch.setattr(requests, "seeded", lambda: False)
+    return lambda: monkeypatch.setattr(requests, "seeded", lambda: True)
+
+
+def test_an_ordinary_request_is_served(deterministic):
     assert requests.refuse(None, request(), True) is None
     served = {"logit_bias": {"5": 1.0}, "min_p": 0.1, "regex": "a+", "sampling_seed": 3}
     assert requests.refuse(None, request(served, return_logprob=True), True) is None
+
+
+def test_min_p_is_refused_where_sglang_draws_by_seeds(deterministic):
+    deterministic()
+    assert "min_p with --enable-deterministic-inference" in requests.refuse(None, request({"min_p": 0.1}), True)
+    assert requests.refuse(None, request({"sampling_seed": 3}), True) is None
 
 
 @pytest.mark.parametrize(("name", "value"), NEUTRAL.items())

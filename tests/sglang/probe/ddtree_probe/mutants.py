@@ -13,12 +13,10 @@ Mutant = Callable[[Any, Tensor], Tensor]
 
 
 def prefers_drafts(verify_input: Any, chosen: Tensor) -> Tensor:
-    """Behind the root, in one case of five, the best draft in the place of the target's token."""
-    drafts = verify_input.draft_token.view(chosen.shape)
-    swapped = chosen.clone()
-    lucky = torch.rand(len(chosen)) < 0.2
-    swapped[lucky, 0] = drafts[lucky, 1].to(chosen.dtype)
-    return swapped
+    """Behind a node with children, in one case of five, the best draft in the place of the target's token."""
+    child = verify_input.retrieve_next_token.view(chosen.shape).long()
+    drafts = verify_input.draft_token.view(chosen.shape).gather(1, child.clamp(min=0)).to(chosen.dtype)
+    return torch.where((child >= 0) & (torch.rand(chosen.shape) < 0.2), drafts, chosen)
 
 
 def siblings_row(verify_input: Any, chosen: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def build() -> DeepseekV3ForCausalLM:
             num_attention_heads=2,
             num_key_value_heads=2,
             q_lora_rank=32,
-            kv_lora_rank=256,  # with 32 for the positions: 288, one of the two widths that SGLang's Triton decode kernel takes
+            kv_lora_rank=256,  # with 32 for positions 288: SGLang's Triton decode kernel takes that and 576
             qk_nope_head_dim=16,
             qk_rope_head_dim=32,
             v_head_dim=16,

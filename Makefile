@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest
 CONFIG ?=
 CONFIGFILE := $(if $(CONFIG),--configfile $(CONFIG))
 
-.PHONY: setup demo quick plan test test-unit test-workflow test-engine lint format clean
+.PHONY: setup demo quick plan test test-unit test-workflow test-engine test-sglang lint format clean
 
 setup: $(VENV)/.installed
 	$(SNAKEMAKE) --quiet progress rules -- deploy
@@ -37,8 +37,12 @@ quick: $(VENV)/.installed
 plan: $(VENV)/.installed
 	$(SNAKEMAKE) --quiet progress rules $(CONFIGFILE) -- plan
 
+# Tests that serve the real SGLang wait for interpreted kernels, two files at a time; they are the longest.
+SGLANG_TESTS := -n 2 --dist loadfile tests/sglang
+
 test: setup
-	$(PYTEST) tests
+	$(PYTEST) tests --ignore=tests/sglang
+	$(PYTEST) $(SGLANG_TESTS)
 
 test-unit: $(VENV)/.installed
 	$(PYTEST) tests/unit
@@ -48,6 +52,9 @@ test-workflow: setup
 
 test-engine: $(VENV)/.installed
 	$(PYTEST) tests/engine
+
+test-sglang: setup
+	$(PYTEST) $(SGLANG_TESTS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import settings
 from store_factory import SMALL, build
 
 from ddtree_bench.targets.local import LocalLauncher
+
+# How long an example takes says what else the machine does.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

@@ -90,7 +90,7 @@ def test_the_releases_own_draft_tree_equals_hugging_face_and_is_accepted(
     ) as server:
         answer = server.generate(input_ids=inputs[3], sampling_params=GREEDY)
     assert answer["output_ids"] == expected[3]
-    assert answer["meta_info"]["spec_accept_length"] > 3
+    assert answer["meta_info"]["spec_accept_length"] > 1.5
 
 
 @pytest.mark.parametrize(

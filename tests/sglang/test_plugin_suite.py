@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,34 +17,34 @@ REPOSITORY = Path(__file__).parents[2]
 SUITES = ("plugin", "cpu_platform", "micro_models")
 REFERENCE = REPOSITORY / "envs/reference"
 """The embedded engine, whose tree builder is the plugin's oracle."""
-PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
-# Behind the environment's own packages, so that none of those is hidden.
-RUN = "import sys; sys.path.append(sys.argv.pop(1)); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+TRAINING = REPOSITORY / "envs/sglang/micro_models"
+"""The one package that the environment does not have."""
+PYTEST = ("pytest", "pluggy", "iniconfig")
 
 
 @pytest.fixture(scope="module")
 def pytest_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with this interpreter's pytest and what it needs, for one that has none."""
+    """A folder with this interpreter's pytest, for one that has none; what else it needs, SGLang needs too."""
     folder = tmp_path_factory.mktemp("pytest")
     for name in PYTEST:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        (folder / name).symlink_to(Path(spec.origin).parent)
+        distribution = metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or () if not file.parts[0].startswith((".", "__"))}
+        for top in tops:
+            (folder / top).symlink_to(distribution.locate_file(top))
     return folder
 
 
 def run_tests(python: Path, tests: Path, imports: Path) -> subprocess.CompletedProcess[str]:
     """Run a folder of tests; what they test is what the environment has, not this repository's."""
-    arguments = ["-p", "no:cacheprovider", "-o", f"pythonpath={tests} {REFERENCE}", "-rfEs", tests]
+    arguments = ["-p", "no:cacheprovider", "-o", f"pythonpath={tests} {REFERENCE} {TRAINING}", "-rfEs", tests]
     return subprocess.run(
-        [python, "-c", RUN, imports, *arguments],
+        [python, "-m", "pytest", *arguments],
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=REPOSITORY,
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(imports)},
         timeout=290,
     )
 

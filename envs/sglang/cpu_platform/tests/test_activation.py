@@ -14,7 +14,9 @@ def cpu_machine_with_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(activation, "version", lambda name: {"sglang": "0.5.23"}[name])
     monkeypatch.setattr(activation, "_accelerator_available", lambda: False)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    # Another test's import of SGLang may have opened the window.
+    shut = [finder for finder in sys.meta_path if not isinstance(finder, torchvision_window._Finder)]
+    monkeypatch.setattr(sys, "meta_path", shut)
 
 
 def _window_installed() -> bool:

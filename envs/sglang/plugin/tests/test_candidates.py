@@ -239,7 +239,7 @@ def changed_processor(**values):
     [
         (changed_head(), Processor(321), 0, "--speculative-ddtree-topk-cap 0: .* from 1 to 321"),
         (changed_head(), Processor(321), 322, "--speculative-ddtree-topk-cap 322: .* from 1 to 321"),
-        (changed_head(num_embeddings=337), Processor(321), 8, "16 tokens added .* serve without the LoRA adapters"),
+        (changed_head(num_embeddings=337), Processor(321), 8, "16 tokens added .* serve a model whose own vocabulary"),
         (changed_head(), Processor(321, scale=-0.5), 8, "logit scale is above 0, it is -0.5"),
         (changed_head(), object(), 8, "it has object; serve this model with --speculative-algorithm DFLASH"),
         (SimpleNamespace(), Processor(321), 8, "has neither. Serve this model without speculation"),

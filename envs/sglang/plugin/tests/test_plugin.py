@@ -131,7 +131,7 @@ def test_a_release_it_is_not_written_for_ends_a_ddtree_server_in_one_line(wrong_
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--model-path", "/work/ddtree-bench/model"], ["--speculative-algorithm", "DFLASH", "--log-file", "ddtree"]],
+    [["--model-path", "models/ddtree-bench/target"], ["--speculative-algorithm", "DFLASH", "--log-file", "ddtree"]],
 )
 def test_a_path_that_contains_the_name_asks_for_nothing(wrong_release, monkeypatch, arguments):
     monkeypatch.setattr(sys, "argv", ["launch_server", *arguments])

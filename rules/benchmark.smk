@@ -26,7 +26,7 @@ for run in PLAN.runs:
             run.name
         input:
             receipt=[ancient(path) for path in PROJECT.receipts_of(run.server)],
-            models=[ancient(path) for path in micro_models_of([run.server])],
+            models=[ancient(path) for path in PROJECT.micro_receipts([run.server])],
             host=PROJECT.host_record(run.server.target),
             retry=RETRY if run in RETRIED else [],
         output:

@@ -31,7 +31,7 @@ rule probe_target:
         receipts=lambda wildcards: PROJECT.receipts(wildcards.target),
         models=lambda wildcards: [
             ancient(path)
-            for path in micro_models_of(
+            for path in PROJECT.micro_receipts(
                 server for server in PLAN.servers if server.target == wildcards.target
             )
         ],

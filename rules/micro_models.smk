@@ -7,9 +7,6 @@ again, whatever makes Snakemake run the rule. It trains beside no run.
 
 from ddtree_bench.micro_models import THREADS as MICRO_MODEL_THREADS
 
-micro_models_of = PROJECT.micro_receipts
-
-
 for micro, server in PROJECT.micro_models.items():
 
     rule:

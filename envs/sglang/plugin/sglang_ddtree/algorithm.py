@@ -88,8 +88,7 @@ class DDTreeAlgorithm(CustomSpecAlgo):
 
     def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int:
         """KV slots of a round, for the reserve: the wider of the two forwards."""
-        cfg = resolving_view(server_args)
-        return Widths(int(cfg.speculative_dflash_block_size), int(cfg.speculative_num_draft_tokens) - 1).reserve
+        return Widths.resolved(resolving_view(server_args)).reserve
 
     def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
         """Rows a request: budget + 1 for the target, the block for the draft model."""

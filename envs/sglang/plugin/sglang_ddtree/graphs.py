@@ -42,7 +42,7 @@ def dummy_verify_input(
 def _without_tree(custom_mask: Tensor) -> DDTreeVerifyInput:
     """A verify input that has the shape of our rounds, and a mask, but no tree yet."""
     spec = get_spec()
-    widths = Widths(int(spec.speculative_dflash_block_size), int(spec.speculative_num_draft_tokens) - 1)
+    widths = Widths.resolved(spec)
     return DDTreeVerifyInput(
         draft_token=None,
         custom_mask=custom_mask,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,11 @@ class Widths:
 
     block: int
     budget: int
+
+    @classmethod
+    def resolved(cls, spec: Any) -> Widths:
+        """The widths in SGLang's resolved arguments, which keep them as block size and as rows of the target."""
+        return cls(int(spec.speculative_dflash_block_size), int(spec.speculative_num_draft_tokens) - 1)
 
     @property
     def draft(self) -> int:
@@ -36,7 +42,3 @@ class Widths:
     def reserve(self) -> int:
         """KV slots that a round writes behind the committed tokens: both forwards start there."""
         return max(self.verify, self.draft)
-
-    def of(self, *, is_draft_worker: bool) -> int:
-        """The width of the forward that a model runner is built for."""
-        return self.draft if is_draft_worker else self.verify

@@ -62,13 +62,8 @@ class DDTreeDraftInput(DFlashDraftInputV2):
 
         With budget + 1 below the block, the draft forward would else write into slots of other requests.
         """
-        with get_spec().override(speculative_num_draft_tokens=_widths().reserve):
+        with get_spec().override(speculative_num_draft_tokens=Widths.resolved(get_spec()).reserve):
             super().prepare_for_decode(batch)
-
-
-def _widths() -> Widths:
-    spec = get_spec()
-    return Widths(int(spec.speculative_dflash_block_size), int(spec.speculative_num_draft_tokens) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +82,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
         chosen = options.of(server_args)
-        self.widths = _widths()
+        self.widths = Widths.resolved(get_spec())
         self.candidates = chosen.effective_cap
         with self._drafting():
             super().__init__(server_args, gpu_id, nccl_port, target_worker)

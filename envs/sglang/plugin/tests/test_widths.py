@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from sglang_ddtree.widths import Widths
@@ -10,10 +12,15 @@ BLOCKS = (8, 10, 16)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_target_and_draft_have_widths_of_their_own(budget, block):
     widths = Widths(block, budget)
-    assert widths.of(is_draft_worker=False) == widths.verify == budget + 1
-    assert widths.of(is_draft_worker=True) == widths.draft == block
+    assert widths.verify == budget + 1
+    assert widths.draft == block
     assert widths.reserve >= widths.verify
     assert widths.reserve >= widths.draft
+
+
+def test_widths_are_found_again_in_resolved_arguments():
+    resolved = SimpleNamespace(speculative_dflash_block_size=8, speculative_num_draft_tokens=33)
+    assert Widths.resolved(resolved) == Widths(block=8, budget=32)
 
 
 def test_a_tree_is_no_deeper_than_the_block_and_than_its_nodes():

@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest
 CONFIG ?=
 CONFIGFILE := $(if $(CONFIG),--configfile $(CONFIG))
 
-.PHONY: setup demo quick plan test test-unit test-workflow test-engine test-sglang lint format clean
+.PHONY: setup demo quick plan test test-unit test-workflow test-engine test-sglang test-hosts lint format clean
 
 setup: $(VENV)/.installed
 	$(SNAKEMAKE) --quiet progress rules -- deploy
@@ -40,9 +40,13 @@ plan: $(VENV)/.installed
 # Tests that serve the real SGLang wait for interpreted kernels, two files at a time; they are the longest.
 SGLANG_TESTS := -n 2 --dist loadfile tests/sglang
 
+# Tests on hosts wait for these, and share nothing that two files at a time could break.
+HOST_TESTS := -n 2 --dist loadfile tests/hosts
+
 test: setup
-	$(PYTEST) tests --ignore=tests/sglang
+	$(PYTEST) tests --ignore=tests/sglang --ignore=tests/hosts
 	$(PYTEST) $(SGLANG_TESTS)
+	$(PYTEST) $(HOST_TESTS)
 
 test-unit: $(VENV)/.installed
 	$(PYTEST) tests/unit
@@ -55,6 +59,10 @@ test-engine: $(VENV)/.installed
 
 test-sglang: setup
 	$(PYTEST) $(SGLANG_TESTS)
+
+# On hosts that the tests make: needs root and packages of Debian (.ci/run installs them), and is skipped without.
+test-hosts: setup
+	$(PYTEST) $(HOST_TESTS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -2,8 +2,8 @@
 
 Input: the deployment, the micro model that is served, if it is one, and the record of the target, whose time moves only
 when a host key changes. Output: the views of the run's cells and its warm-up record.
-Order: the runs' priorities; one run at a time on a target, and on this machine, where the load client is: the resources
-here, the leases on the machines themselves.
+Order: the runs' priorities; one run at a time on a target, and on this machine as many as may share it with their load
+clients: the resources here, the leases on the machines themselves.
 """
 
 RETRY = f"{RESULTS}/retry/{INVOCATION}"
@@ -39,7 +39,12 @@ for run in PLAN.runs:
             "../envs/workflow.yaml"
         threads: 1
         resources:
-            **{f"host_{run.server.target}": 1, CLIENT_MACHINE: 1},
+            **{
+                f"host_{run.server.target}": 1,
+                CLIENT_MACHINE: client_units(
+                    PROJECT.config.targets[run.server.target]
+                ),
+            },
         params:
             run=keys.canonical(run.identity),
         message:

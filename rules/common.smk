@@ -8,7 +8,9 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from ddtree_bench import keys
+from ddtree_bench.client_machine import LIMIT as CLIENT_LIMIT
 from ddtree_bench.client_machine import RESOURCE as CLIENT_MACHINE
+from ddtree_bench.client_machine import client_units
 from ddtree_bench.config import ConfigError
 from ddtree_bench.project import open_project
 from ddtree_bench.status import runs_with_failures, summary
@@ -37,11 +39,12 @@ announce_main_process()
 FOLDER_LOCK = drop_stale_locks(Path.cwd()) if workflow.is_main_process else None
 
 # A limit in a profile would vanish with any --resources on the command line; these defaults stay.
-for resource in (CLIENT_MACHINE, *(f"host_{target}" for target in PLAN.targets)):
-    workflow.global_resources.setdefault(resource, 1)
+workflow.global_resources.setdefault(CLIENT_MACHINE, CLIENT_LIMIT)
+for target in PLAN.targets:
+    workflow.global_resources.setdefault(f"host_{target}", 1)
 
 
 wildcard_constraints:
     target="|".join(PROJECT.config.targets),
-    engine="reference|sglang",
+    engine="reference|sglang|client",
     environment="([a-z][a-z0-9-]*-)?[0-9a-f]{12}-(cp[0-9]+|py3)",

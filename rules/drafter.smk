@@ -25,7 +25,7 @@ for stage in TRAINING.stages:
             "../envs/workflow.yaml"
         threads: PROJECT.config.training.threads if stage.parallel else 1
         resources:
-            **{CLIENT_MACHINE: 1},
+            **{CLIENT_MACHINE: CLIENT_LIMIT},
         params:
             stage=stage.name,
         message:

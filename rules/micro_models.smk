@@ -22,7 +22,7 @@ for micro, server in PROJECT.micro_models.items():
             "../envs/workflow.yaml"
         threads: MICRO_MODEL_THREADS
         resources:
-            **{f"host_{server.target}": 1, CLIENT_MACHINE: 1},
+            **{f"host_{server.target}": 1, CLIENT_MACHINE: CLIENT_LIMIT},
         params:
             kind=micro.kind,
             block_size=micro.block_size,

@@ -1,7 +1,7 @@
 """What is planned, what is there, and how to tidy up: thin targets over `python -m ddtree_bench`.
 
 Each of these always runs and starts no server. What other rules read is written by `probe` alone, and `prune` removes only
-views that no rule of this plan makes.
+views that no rule of this plan makes, and from hosts what none of its targets needs.
 """
 
 COMMANDS = {
@@ -10,7 +10,8 @@ COMMANDS = {
     "partial": "Tables, figures and report from what the store holds now",
     "probe": "Record anew what the targets are",
     "verify": "Check the store against its digests",
-    "prune": "Remove views that no cell of the plan stands for",
+    "prune": "Remove views that no cell of the plan stands for, and old environments from hosts",
+    "check_targets": "Look whether every target can be used",
     "stop_all": "Stop every server that this workflow left on its targets",
 }
 
@@ -22,6 +23,7 @@ localrules:
     probe,
     verify,
     prune,
+    check_targets,
     stop_all,
 
 

@@ -112,6 +112,11 @@ CELL: Mapping[str, Column] = {
     "ended_at": _text("End of the measurement, ISO 8601."),
     **READ_BACK,
     "answered_sha256": _text("Digest of the prompts whose request succeeded, in order: equal for equal work."),
+    "client_place": _text("Where the load client ran: `here`, at the other end of the link, or on the `target`."),
+    "link_round_trip_p50_s": _float(
+        "s", "Median round trip to the host during the cell, one a second; empty where no link is in between."
+    ),
+    "link_round_trip_max_s": _float("s", "The longest of them."),
     "server_generation_tokens": _int("tokens", "Tokens that the server counted over the cell: counter after - before."),
     "server_verify_calls": _int("rounds", "Verify passes that the server counted over the cell."),
     "counter_mismatch": _bool(
@@ -273,7 +278,12 @@ ACCEPTANCE: Mapping[str, Column] = {
 
 METRIC: Mapping[str, Column] = {
     name: Column(*definition)
-    for name, definition in {**definitions.CELL, **definitions.CLIENT, **definitions.SERVER_LOAD}.items()
+    for name, definition in {
+        **definitions.CELL,
+        **definitions.CLIENT,
+        **definitions.SERVER_LOAD,
+        **definitions.MACHINE,
+    }.items()
 }
 REQUEST: Mapping[str, Column] = {name: Column(*definition) for name, definition in definitions.REQUEST.items()}
 

@@ -32,8 +32,8 @@ ASSUMED_RUN_SD = 0.03
 """Relative standard deviation between runs that the detectable effects are given for."""
 
 
-Kind = tuple[str, str]
-"""Target and method: what servers are taken to be alike by."""
+Kind = tuple[str, str, str]
+"""Target, model's name and method: what servers are taken to be alike by."""
 
 IN_FLIGHT_S = 1.0
 """A request is taken to last at least as long, so an open loop with fewer than rate x this in flight is bounded."""
@@ -69,7 +69,7 @@ class History:
 
 
 def _kind(server: Server) -> Kind:
-    return server.target, server.method
+    return server.target, server.model.name, server.method
 
 
 def history(store: Store) -> History:
@@ -80,7 +80,7 @@ def history(store: Store) -> History:
         if status_of(record) != "ok":
             continue
         server = record["identity"]["server"]
-        kind = (server["target"], server["method"])
+        kind = (server["target"], server["model"]["name"], server["method"])
         # An external endpoint was ready before.
         starts[kind][record["start_id"]] = (record["ready_s"] or 0.0) + record["warmup"].get("seconds", 0.0)
         load = record["identity"]["load"]
@@ -106,11 +106,23 @@ def forecast(project: Project) -> str:
         f"{len(missing)} cells to be measured in {len(starts)} starts",
     ]
     if missing:
-        known = f"about {seconds / 60:.1f} min, from earlier runs" if seconds is not None else "unknown: no earlier run"
-        lines.append(f"time: {known}")
+        known = None if seconds is None else f"about {seconds / 60:.1f} min, from earlier runs"
+        lines.append(f"time: {known or _unknown(project, missing)}")
     lines.append(_power(project))
     lines += _unplanned_comparisons(project) + _bounded_open_loops(project)
     return "\n".join(lines)
+
+
+def _unknown(project: Project, missing: Sequence[CellStatus]) -> str:
+    """What bounds the time where there is no precedent: the limits that starts and cells have, crashes aside."""
+    targets, workloads = project.config.targets, project.config.workloads
+    servers = [server for server, _ in {(status.cell.server, status.cell.repeat) for status in missing}]
+    starts_h = sum(targets[server.target].start_timeout_s for server in servers) / 3600
+    cells_h = sum(workloads[status.cell.workload.name].cell_timeout_s for status in missing) / 3600
+    return (
+        f"unknown: no earlier run; one after another {len(servers)} starts take at most {starts_h:.1f} h "
+        f"(start_timeout_s), and {len(missing)} cells at most {cells_h:.0f} h (cell_timeout_s)"
+    )
 
 
 def _server_table(project: Project, statuses: Sequence[CellStatus]) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.config.checks import SECRET_KEY
-from ddtree_bench.environments.build import build
-from ddtree_bench.environments.deploy import deploy
-from ddtree_bench.plan import EXTERNAL, Server
+from ddtree_bench.deployment import confirm_deployment
+from ddtree_bench.external_endpoint import endpoint_now
+from ddtree_bench.launchers import target_launcher
+from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report
-from ddtree_bench.records.files import write_json
-from ddtree_bench.servers import endpoint
-from ddtree_bench.servers.endpoint import Endpoint
+from ddtree_bench.records.files import read_json, write_json, write_json_keeping_time
 from ddtree_bench.targets import host_facts
-from ddtree_bench.targets.external import plain_url
-from ddtree_bench.targets.launcher import Launcher, TargetError, create_launcher
+from ddtree_bench.targets.launcher import Launcher
 from ddtree_bench.targets.probe import (
     ModelFiles,
     check_unchanged,
@@ -28,28 +24,8 @@ from ddtree_bench.targets.probe import (
     knows_model,
     probe,
     recorded_name,
+    with_full_digests,
 )
-
-
-def target_launcher(project: Project, target: str) -> Launcher:
-    """Return the launcher of a target. Raises TargetError for a kind that is not there."""
-    spec = project.config.targets[target]
-    directory = Path(spec.lease_dir) if spec.lease_dir else None
-    return create_launcher(spec.launcher, lease_directory=directory, url=spec.url)
-
-
-def external_endpoint(project: Project, server: Server) -> Endpoint:
-    """Return where an external server is reached and as what. Raises TargetError when its key is not at hand."""
-    spec = project.config.targets[server.target]
-    headers = {}
-    if spec.api_key_env is not None:
-        if not os.environ.get(spec.api_key_env):
-            raise TargetError(
-                f"targets.{server.target}.api_key_env: the variable {spec.api_key_env} is not set; "
-                "set it to the key of the endpoint, or take api_key_env out"
-            )
-        headers["Authorization"] = f"Bearer {os.environ[spec.api_key_env]}"
-    return Endpoint(plain_url(spec.url or ""), spec.served_model or server.model.name, headers)
 
 
 def record_host(project: Project, target: str, report: Report, accept: bool = False) -> dict[str, Any]:
@@ -58,11 +34,11 @@ def record_host(project: Project, target: str, report: Report, accept: bool = Fa
     Raises HostChanged when it is not what was accepted before, unless `accept` says that it may have changed. The
     accepted record is kept beside the declared one, which Snakemake removes before it is made anew.
     """
-    launcher = target_launcher(project, target)
     record: dict[str, Any] = {"models": {}}
-    for engine, receipt in _receipts(project, launcher, target, report).items():
-        probed = probe_now(project, launcher, target, engine, receipt)
-        record = {**record, **probed, "models": {**record["models"], **probed["models"]}}
+    with closing(target_launcher(project, target, report)) as launcher:
+        for engine, receipt in _receipts(project, launcher, target, report).items():
+            probed = probe_now(project, launcher, target, engine, receipt, full=project.config.hash_models)
+            record = {**record, **probed, "models": {**record["models"], **probed["models"]}}
     accepted = project.host_record(target).with_suffix(".accepted.json")
     if accepted.exists() and not accept:
         check_unchanged(read_json(accepted), record)
@@ -84,11 +60,6 @@ def _receipts(project: Project, launcher: Launcher, target: str, report: Report)
     }
 
 
-def external_receipt(engine: str) -> dict[str, Any]:
-    """Return what stands for the receipt of a deployment where nothing is built or deployed."""
-    return {"engine": engine, "key": EXTERNAL, "folder": None, "python": None, "versions": {}}
-
-
 def _described(record: Mapping[str, Any]) -> str:
     if "endpoint" in record:
         return f"{record['endpoint']['url']}, an external endpoint: nothing is known of its machine"
@@ -96,9 +67,9 @@ def _described(record: Mapping[str, Any]) -> str:
 
 
 def probe_now(
-    project: Project, launcher: Launcher, target: str, engine: str, receipt: Mapping[str, Any]
+    project: Project, launcher: Launcher, target: str, engine: str, receipt: Mapping[str, Any], full: bool = False
 ) -> dict[str, Any]:
-    """Probe a target now with the models that an engine serves there."""
+    """Probe a target now with the models that an engine serves there; `full` digests all of their files."""
     servers = [s for s in project.plan.servers if (s.target, s.engine) == (target, engine)]
     if servers[0].external:
         known = endpoint_now(project, servers[0])
@@ -114,40 +85,9 @@ def probe_now(
         )
         for server in servers
     }
-    record = probe(launcher, receipt["python"], engine, list(models.values()))
+    record = probe(launcher, receipt["python"], engine, list(models.values()), full)
     adopted = receipt.get("adopted")
     return {**record, "adopted": {engine: adopted["installation"]}} if adopted else record
-
-
-def endpoint_now(project: Project, server: Server) -> dict[str, Any]:
-    """Return what is known of an external endpoint now, and what this project does to it. Raises TargetError."""
-    known = endpoint.record(external_endpoint(project, server), server.target)
-    return {**known, "flush_cache": project.config.targets[server.target].flush_cache}
-
-
-def secret_values(project: Project, target: str) -> tuple[str, ...]:
-    """Return the values of the variables with secrets that a target's servers get: nothing of them is recorded."""
-    names = (name for name in project.config.targets[target].pass_env if SECRET_KEY.search(name))
-    return tuple(os.environ[name] for name in names if name in os.environ)
-
-
-def confirm_deployment(
-    project: Project, launcher: Launcher, target: str, engine: str, report: Report
-) -> dict[str, Any]:
-    """See that the environment on a target is the one of the repository, and make it so if not; returns the receipt.
-
-    The receipt in the results folder becomes that one, if there is any, and keeps its time: what follows from a change
-    shows in the host's record. Of an external endpoint there is nothing to see. Raises EnvironmentFailed.
-    """
-    if project.config.targets[target].launcher == "external":
-        return external_receipt(engine)
-    wheelhouse = project.manifest(target, engine).parent
-    build(project.environment(target, engine), project.root / "envs", wheelhouse, report=report)
-    root, adopt = project.deploy_root(target), project.adopted(target, engine)
-    receipt, path = deploy(launcher, wheelhouse, root, adopt=adopt, report=report), project.receipt(target, engine)
-    if path.exists() and read_json(path) != receipt:
-        _write_keeping_time(path, receipt)
-    return receipt
 
 
 def read_host(project: Project, target: str) -> dict[str, Any]:
@@ -183,6 +123,7 @@ def confirm_host(project: Project, launcher: Launcher, server: Server, receipt: 
     saved = read_host(project, server.target)
     now = probe_now(project, launcher, server.target, server.engine, receipt)
     check_unchanged(saved, now)
+    now = {**now, "models": with_full_digests(now["models"], saved["models"])}
     if not now["models"].keys() <= saved["models"].keys():
         record = {**saved, "models": {**saved["models"], **now["models"]}}
         _write_record(project.host_record(server.target), record)
@@ -195,18 +136,6 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
     Snakemake looks at every run on the target again when the time moves, which is free, but not nothing.
     """
     if path.exists() and not differences(read_json(path), record):
-        _write_keeping_time(path, record)
+        write_json_keeping_time(path, record)
     else:
         write_json(path, record)
-
-
-def _write_keeping_time(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that is there anew, so that Snakemake does not see it."""
-    before = path.stat()
-    write_json(path, content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    return dict(json.loads(path.read_text(encoding="utf-8")))

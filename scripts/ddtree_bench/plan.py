@@ -37,7 +37,7 @@ class Server:
 
     `environment` is the environment's key, `EXTERNAL` for an endpoint that is up already; `budget` counts tree nodes
     without the root; `topk_cap` is the effective cap, min(topk_cap, budget). `block_size` is the drafter's block, the
-    anchor included.
+    anchor included. `client` is where the load of a server on a host over SSH comes from: the way is in every latency.
     `name` is the label in paths, tables and figures; it is unique in a plan and no part of the identity.
     """
 
@@ -55,6 +55,7 @@ class Server:
     expert_parallel: int = 1
     max_running_requests: int = 1
     flags: tuple[tuple[str, str], ...] = ()
+    client: Literal["here", "target"] | None = None
 
     @property
     def verify_width(self) -> int:
@@ -77,6 +78,9 @@ class Server:
         """The part of a plan key that says which server."""
         fields = {**asdict(self), "flags": dict(self.flags)}
         del fields["name"]
+        if self.client is None:
+            # As it was before there was a way between client and server: what has been measured keeps its key.
+            del fields["client"]
         return fields
 
     @cached_property
@@ -196,6 +200,11 @@ class Cell:
             "workload": self.workload.name,
             "load": self.load.name,
         }
+
+    @property
+    def title(self) -> str:
+        """The cell in words."""
+        return f"{self.server.name}: {self.workload.name} at {self.load.name}"
 
     @property
     def view(self) -> str:
@@ -336,6 +345,7 @@ def _server(config: Config, point: Coordinates, environment: str) -> Server:
         expert_parallel=point.expert_parallel,
         max_running_requests=point.max_running_requests,
         flags=point.flags,
+        client=config.targets[point.target].client if config.targets[point.target].launcher == "ssh" else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ddtree_bench import keys, plan
 from ddtree_bench.config import Config, validate
 from ddtree_bench.environments import Environment, environment_key
-from ddtree_bench.environments.recipes import adopted_suffix, environment_name, environment_of, wheels_tag
+from ddtree_bench.environments.recipes import CLIENT, adopted_suffix, environment_name, environment_of, wheels_tag
 from ddtree_bench.load.tokenizer_file import file_of
 from ddtree_bench.micro_models import MicroModel, micro_model, with_micro_models
 from ddtree_bench.plan import Plan, Run, Server
@@ -21,6 +21,8 @@ from ddtree_bench.records.files import sha256_file
 
 Report = Callable[[str], None]
 """Takes a line that tells people how far a command is."""
+
+REMOTE_ROOT = "~/ddtree-bench"
 
 STORE_VARIABLE = "DDTREE_BENCH_STORE"
 ENVIRONMENTS_VARIABLE = "DDTREE_BENCH_ENVIRONMENTS"
@@ -87,8 +89,9 @@ class Project:
         return list(dict.fromkeys(found))
 
     def receipts_of(self, server: Server) -> list[Path]:
-        """The receipt of what a server runs on; none for one that is up already."""
-        return [] if server.external else [self.receipt(server.target, server.engine)]
+        """The receipts of what a server runs on, and of the load client beside it; none for one that is up already."""
+        engines = () if server.external else (server.engine, CLIENT) if server.client == "target" else (server.engine,)
+        return [self.receipt(server.target, engine) for engine in engines]
 
     def host_record(self, target: str) -> Path:
         """The probed record of a target."""
@@ -104,11 +107,23 @@ class Project:
             return "" if spec.adopt is None else keys.canonical({"adopt": spec.adopt})
         return keys.canonical({name: getattr(spec, name) for name in ("url", "served_model", "flush_cache")})
 
+    def hosts_of(self, engine: str, name: str) -> list[str]:
+        """The targets over SSH on which an engine's environment of a name is to be deployed."""
+        return [
+            target
+            for target, used in self.environment_keys
+            if used == engine and self.over_ssh(target) and self.environment_name(target, engine) == name
+        ]
+
+    def over_ssh(self, target: str) -> bool:
+        """Whether a target is a host that is reached over SSH."""
+        return self.config.targets[target].launcher == "ssh"
+
     def deploy_root(self, target: str) -> str:
-        """The folder on the target that holds deployed environments."""
-        configured = self.config.targets[target].root
-        folder = Path(configured).expanduser() if configured else self.folders.environments / "installed"
-        return str(folder.absolute())
+        """The folder on the target that holds deployed environments; its launcher expands it."""
+        spec = self.config.targets[target]
+        by_default = REMOTE_ROOT if spec.launcher == "ssh" else self.folders.environments / "installed"
+        return spec.root or str(by_default)
 
     def model_name(self, server: Server) -> str:
         """The key under which the configuration has a server's model."""
@@ -183,6 +198,7 @@ def open_project(
     """
     config, points = validate(tree, root)
     used = dict.fromkeys((p.target, p.engine) for p in points if config.targets[p.target].launcher != "external")
+    used |= dict.fromkeys((target, CLIENT) for target, _ in used if config.targets[target].client == "target")
     environments = {place: target_environment(config, *place) for place in used}
     known = {environment: environment_key(environment, root / "envs") for environment in set(environments.values())}
     environment_keys = {place: known[environment] for place, environment in environments.items()}

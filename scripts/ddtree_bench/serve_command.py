@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ddtree_bench.config import ConfigError
-from ddtree_bench.hosts import confirm_deployment, target_launcher
+from ddtree_bench.deployment import confirm_deployment
+from ddtree_bench.launchers import target_launcher
 from ddtree_bench.micro_training import train_for
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Project, Report, open_project
 from ddtree_bench.server_start import passed_environment, server_place
 from ddtree_bench.servers.serve import serve
+from ddtree_bench.targets.launcher import Launcher
 from ddtree_bench.targets.lifeline import Interrupted, Interruption
 
 CHOICES = ("target", "model", "method", "budget", "topk_cap", "block_size")
@@ -54,8 +57,12 @@ def serve_project(project: Project, server: Server, port: int, report: Report) -
     The environment is built and deployed first where it is not there yet, and a micro model trained. Raises
     ServerFailed and TargetError.
     """
+    with closing(target_launcher(project, server.target, report)) as launcher:
+        _serve_on(launcher, project, server, port, report)
+
+
+def _serve_on(launcher: Launcher, project: Project, server: Server, port: int, report: Report) -> None:
     target = project.config.targets[server.target]
-    launcher = target_launcher(project, server.target)
     receipt = confirm_deployment(project, launcher, server.target, server.engine, report)
     try:
         with Interruption():
@@ -75,5 +82,5 @@ def serve_project(project: Project, server: Server, port: int, report: Report) -
         stop_grace_s=target.stop_grace_s,
         timeout_s=target.start_timeout_s,
         report=report,
-        env=passed_environment(target),
+        private_env=passed_environment(target),
     )

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_bench import keys
+from ddtree_bench.config.checks import SECRET_KEY
 from ddtree_bench.config.models import Target
-from ddtree_bench.hosts import external_endpoint
+from ddtree_bench.external_endpoint import external_endpoint
 from ddtree_bench.load.bodies import PATHS, request_body
 from ddtree_bench.load.prompts import Prompt
 from ddtree_bench.plan import Server, Workload
@@ -67,6 +68,13 @@ def passed_environment(target: Target) -> dict[str, str]:
     return {name: os.environ[name] for name in target.pass_env if name in os.environ}
 
 
+def secret_values(project: Project, target: str) -> tuple[str, ...]:
+    """Return the values of the variables with secrets that a target's servers or requests get: none is recorded."""
+    spec = project.config.targets[target]
+    names = [*filter(SECRET_KEY.search, spec.pass_env), *([spec.api_key_env] if spec.api_key_env else [])]
+    return tuple(os.environ[name] for name in names if name in os.environ)
+
+
 def start_planned(
     project: Project, launcher: Launcher, server: Server, python: str, start: Start, report: Callable[[str], None]
 ) -> Start:
@@ -80,7 +88,7 @@ def start_planned(
         stop_grace_s=target.stop_grace_s,
         timeout_s=target.start_timeout_s,
         progress=report,
-        env=passed_environment(target),
+        private_env=passed_environment(target),
     )
     endpoint = Endpoint(launcher.base_url(), served_model_name(server), {})
     return replace(start, endpoint=endpoint, ready_s=ready.seconds, server_info=kept(ready.server_info))

@@ -78,6 +78,8 @@ def _cell_columns(record: Mapping[str, Any]) -> dict[str, Any]:
         "not_confirmed": _not_confirmed(record),
         **_read_back(record),
         **_server_counts(record),
+        "link_round_trip_p50_s": _round_trip(record).get("median"),
+        "link_round_trip_max_s": _round_trip(record).get("max"),
     }
 
 
@@ -97,6 +99,11 @@ def _load_columns(load: Load) -> dict[str, Any]:
 def _read_back(record: Mapping[str, Any]) -> dict[str, Any]:
     info = record.get("server_info") or {}
     return {name: info.get("version" if name == "engine_version" else name) for name in columns.READ_BACK}
+
+
+def _round_trip(record: Mapping[str, Any]) -> Mapping[str, float]:
+    """The round trips of the link that a cell's requests went through; empty where there was none."""
+    return (record.get("link") or {}).get("round_trip_s", {})
 
 
 def _server_counts(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +172,7 @@ def _measured(
     return {
         **found,
         **metrics.server_load(samples),
+        **metrics.machine(record.get("telemetry"), found, record["host"]["gpus"] or []),
         "answered_sha256": _answered(requests),
         "counter_mismatch": _mismatch(judged),
         CLIENT_HEALTHY: own.ok,

@@ -11,7 +11,7 @@ from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.environments.recipes import environment_name, wheels_tag
 from ddtree_bench.project import Folders
-from ddtree_bench.targets.launcher import create_launcher
+from ddtree_bench.targets.local import LocalLauncher
 
 REPOSITORY = Path(__file__).parents[2]
 ENGINES = REPOSITORY / "envs"
@@ -32,6 +32,6 @@ def sglang_python() -> Path:
     """The interpreter of the deployed CPU environment, which is built and deployed on the first call."""
     folder = wheelhouse()
     with tempfile.TemporaryDirectory() as leases:
-        launcher = create_launcher("local", lease_directory=Path(leases))
+        launcher = LocalLauncher(Path(leases), "machine")
         receipt = deploy(launcher, folder, str(folder.parent / "installed"))
     return Path(receipt["python"])

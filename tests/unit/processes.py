@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def children(name: str) -> set[int]:
+    """The process ids of what runs under this process by a name."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == name and alive(child.pid):
+                found.add(child.pid)
+    return found
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:

@@ -242,7 +242,7 @@ class ScriptedServer:
                     self._play(connection, Script([(0, answer)], content_type="application/json"), [])
                     continue
                 self.headers.append(fields)
-                if not self._take(connection, path, json.loads(body)):
+                if not self._take(connection, path, json.loads(body or b"{}")):
                     return
 
     def _take(self, connection: socket.socket, path: str, body: dict[str, Any]) -> bool:

@@ -198,6 +198,7 @@ def test_the_reference_engine_is_one_process(root: Path, key: str) -> None:
     assert only_problem(config, root) == (
         f"sweep[0].tensor_parallel / expert_parallel: {values}, but the reference engine is one process; use 1"
     )
+    config["sweep"][0]["tensor_parallel"] = 2
     validate(sglang(config), root)
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from configurations import tree, write_project
 
+from ddtree_bench.deployment import confirm_deployment
 from ddtree_bench.environments import Environment, EnvironmentFailed, installer
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
-from ddtree_bench.hosts import confirm_deployment, read_host, record_host, server_host_key, target_launcher
+from ddtree_bench.hosts import read_host, record_host, server_host_key
+from ddtree_bench.launchers import target_launcher
 from ddtree_bench.project import Project, open_project
 from ddtree_bench.records.files import write_json
 from ddtree_bench.targets.local import LocalLauncher, own_tools

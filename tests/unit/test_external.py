@@ -16,7 +16,10 @@ from configurations import tree, write_project
 
 from ddtree_bench import plan
 from ddtree_bench.config import validate
-from ddtree_bench.hosts import confirm_deployment, confirm_host, external_endpoint, record_host, target_launcher
+from ddtree_bench.deployment import confirm_deployment
+from ddtree_bench.external_endpoint import external_endpoint
+from ddtree_bench.hosts import confirm_host, record_host
+from ddtree_bench.launchers import target_launcher
 from ddtree_bench.plan import Server
 from ddtree_bench.project import Folders, Project
 from ddtree_bench.servers.endpoint import Endpoint, check_plan, see_answer

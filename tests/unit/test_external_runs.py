@@ -226,7 +226,7 @@ def flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[Excep
             raise answer
 
     monkeypatch.setattr(api, "flush_cache", flush_cache)
-    monkeypatch.setattr("ddtree_bench.run_start.FLUSH_S", 1.0)
+    monkeypatch.setattr("ddtree_bench.running_server.FLUSH_S", 1.0)
     with Endpoint() as endpoint:
         (attempt,) = measured(project(tmp_path, endpoint.server.base_url, **target))
     return attempt.record["cache_not_flushed"], len(asked)

@@ -275,7 +275,7 @@ def test_fault_12_ready_is_a_completion_that_was_answered() -> None:
     with ScriptedServer(lambda _: script, info=wanted_identity(server, "s1")) as http:
         assert api.health(http.base_url)
         ready = wait_until_ready(
-            http.base_url,
+            lambda: http.base_url,
             server,
             "s1",
             state=lambda: ServerState(True),

@@ -229,6 +229,14 @@ def test_marks_name_what_to_know_and_whom_it_concerns(frames: dict[str, Frames])
     assert facets.marks(list(facets.panels(frames["demo"]["cells"]))) == []
 
 
+def test_a_round_trip_that_is_much_of_ttft_is_marked(frames: dict[str, Frames]) -> None:
+    cells = frames["demo"]["cells"].query("server == 'dflash'")
+    ttft = cells["ttft_p50_s"]
+    mark = "the way to the server is in the latencies: a round trip takes more than 10 % of TTFT"
+    assert mark not in facets.marks_of(cells.assign(link_round_trip_p50_s=0.09 * ttft))
+    assert mark in facets.marks_of(cells.assign(link_round_trip_p50_s=0.11 * ttft))
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_marks_stand_under_every_figure(
     frames: dict[str, Frames], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

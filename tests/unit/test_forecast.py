@@ -16,8 +16,9 @@ from ddtree_bench.records.store import Store
 from ddtree_bench.status import CellStatus
 
 
-def project(root: Path, comparisons: list[dict[str, Any]], **block: Any) -> Project:
+def project(root: Path, comparisons: list[dict[str, Any]], model: str = "toy", **block: Any) -> Project:
     config = tree()
+    config["models"]["toy"]["name"] = model
     config["sweep"][0] |= {"concurrency": [1, 2], "max_running_requests": 2} | block
     config["workloads"]["short"] |= {"n_min": 8, "open_loop_s": 4, "repeat_prompts": True}
     validated, points = validate({**config, "comparisons": comparisons}, write_project(root))
@@ -56,7 +57,7 @@ def measured(concurrency: int, seconds: int, rate: float | None = None, **more: 
     """A record of an AR cell of 10 requests that took some seconds after a start that took 3 s."""
     load = {"concurrency": concurrency, "kind": "closed" if rate is None else "open", "rate": rate}
     identity = {
-        "server": {"target": "local", "method": "AR"},
+        "server": {"target": "local", "model": {"name": "toy"}, "method": "AR"},
         "workload": {"n_prompts": 10},
         "load": load,
         "of": [concurrency, seconds, rate, sorted(more)],
@@ -106,9 +107,16 @@ def test_time_is_that_of_earlier_cells_at_such_a_load(
     assert history(store).seconds(missing) == pytest.approx(expected)
 
 
-def test_time_is_unknown_without_a_precedent(tmp_path: Path, store: Store) -> None:
-    planned = project(tmp_path, [], method=["AR", "DFLASH"])
+@pytest.mark.parametrize(("methods", "model"), [(["AR", "DFLASH"], "toy"), (["AR"], "SmolLM2-135M-Instruct")])
+def test_time_is_unknown_without_a_precedent(tmp_path: Path, store: Store, methods: list[str], model: str) -> None:
+    planned = project(tmp_path, [], model, method=methods)
     assert history(store).seconds([CellStatus(cell, None) for cell in planned.plan.cells]) is None
+
+
+def test_an_unknown_time_is_bounded_by_the_limits_of_starts_and_cells(tmp_path: Path) -> None:
+    # 2 methods x 2 repeats, of 180 s each, and twice as many cells, of 2 h each.
+    said = "one after another 4 starts take at most 0.2 h (start_timeout_s), and 8 cells at most 16 h (cell_timeout_s)"
+    assert f"time: unknown: no earlier run; {said}" in forecast(project(tmp_path, [], method=["AR", "DFLASH"]))
 
 
 def test_an_open_loop_that_is_hardly_open_is_named(tmp_path: Path) -> None:

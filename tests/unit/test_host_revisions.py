@@ -28,7 +28,7 @@ def test_content_is_compared_within_a_revision(
         return open_project(config, root, root / "results")
 
     def probed(content: str) -> Any:
-        def probe(_launcher: Any, _python: str, _engine: str, models: Any) -> dict[str, Any]:
+        def probe(_launcher: Any, _python: str, _engine: str, models: Any, _full: bool) -> dict[str, Any]:
             names = {f"{m.model}@{m.model_revision}" for m in models}
             names |= {f"{m.drafter}@{m.drafter_revision}" for m in models if m.drafter}
             return {**MACHINE, "models": {name: {"fingerprint": content * 64, "path": "/m"} for name in names}}

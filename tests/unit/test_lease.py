@@ -133,3 +133,84 @@ def test_another_users_lease_is_respected_and_can_be_taken_over() -> None:
         assert as_nobody() == 0
         with lease.acquire("gpu", directory, run="ours again") as held:
             assert held.path.stat().st_uid == 0
+
+
+def test_the_owner_is_named_with_the_folder_of_the_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a workflow, ein Übel"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with lease.acquire("gpu", tmp_path, run="r") as held:
+        assert f"run r, workflow {folder})" in lease.describe_holder(held.path)
+
+
+def test_a_lease_that_an_older_release_wrote_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.lease"
+    content = {"user": "ann", "host": "h", "pid": 1, "run": "r", "since": "then", "renewed_at": time.monotonic()}
+    path.write_text(json.dumps(content))
+    assert lease.describe_holder(path) == "ann (host h, process 1, run r) since then"
+
+
+def test_what_a_lease_file_says_does_nothing_to_a_terminal() -> None:
+    told = lease.parse(json.dumps({"user": "\x1b[2J\x07ann", "host": "h\r\nx", "pid": ["\x9b"], "run": "ü 漢\u202e"}))
+    words = lease.describe_owner(told)
+    assert words.isprintable() and words.startswith("\\x1b[2J\\x07ann (host h\\r\\nx, process ") and "ü 漢" in words
+    for nothing in ("", "[]", "7", "{"):
+        assert lease.describe_owner(lease.parse(nothing)) == "an owner that has not signed it"
+
+
+def test_how_long_a_lease_is_good_for_is_its_own(tmp_path: Path) -> None:
+    with lease.acquire("gpu", tmp_path, run="r", ttl_s=60) as held:
+        for age, stale in ((30, False), (61, True)):
+            lease.sign(held.descriptor, held.owner, held.token, held.ttl_s, time.monotonic() - age)
+            assert ("no longer renews" in lease.describe_holder(held.path)) is stale
+
+
+def test_a_short_signature_leaves_nothing_of_a_long_one(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.lease"
+    descriptor = lease.take(path)
+    for folder in ("/ü" * 2000, "/w"):
+        owner = lease.Owner("ann", "h", 1, "r", "then", folder)
+        lease.sign(descriptor, owner, "t", 10, time.monotonic())
+        assert lease.read(path)["workflow"] == folder  # type: ignore[index]
+    os.close(descriptor)
+
+
+def test_a_shared_lease_keeps_out_only_those_who_want_it_alone(tmp_path: Path) -> None:
+    with lease.acquire("gpu", tmp_path, run="first", shared=True):
+        with lease.acquire("gpu", tmp_path, run="second", shared=True):
+            pass
+        with pytest.raises(lease.TargetBusy, match=r"run (first|second)"):
+            lease.acquire("gpu", tmp_path, run="third")
+    with lease.acquire("gpu", tmp_path, run="third"), pytest.raises(lease.TargetBusy, match="run third"):
+        lease.acquire("gpu", tmp_path, run="fourth", shared=True)
+
+
+def test_those_who_share_a_lease_sign_it_in_turns(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.lease"
+    owners = [lease.Owner("u" * length, "h", 1, f"run-{length}", "then", "/w") for length in (1, 400)]
+    held = [lease.Lease(path, lease.take(path, shared=True), owner, renew_every_s=0.001) for owner in owners]
+    seen = set()
+    deadline = time.monotonic() + 20
+    while len(seen) < 2 and time.monotonic() < deadline:
+        content = lease.read(path)
+        assert content is not None and content["run"] == f"run-{len(content['user'])}"
+        seen.add(content["run"])
+    for one in held:
+        one.release()
+    assert seen == {"run-1", "run-400"}
+
+
+def test_whether_a_lease_is_held_can_be_asked(tmp_path: Path) -> None:
+    path = lease.path_of("gpu", tmp_path)
+    assert not lease.is_held(path) and not path.exists()
+    for shared in (False, True):
+        with lease.acquire("gpu", tmp_path, run="r", shared=shared):
+            assert lease.is_held(path)
+        assert not lease.is_held(path)
+
+
+def test_somebody_who_only_asks_is_not_in_the_way(tmp_path: Path) -> None:
+    path = lease.path_of("gpu", tmp_path)
+    asking = lease.take(path)
+    threading.Timer(lease.LOOK_S / 5, os.close, (asking,)).start()
+    lease.acquire("gpu", tmp_path, run="r").release()

@@ -13,7 +13,7 @@ import pytest
 from processes import Owner, alive, end, eventually
 
 from ddtree_bench.servers import api
-from ddtree_bench.targets.launcher import Launch, PortInUse, StopFailed, TargetError, create_launcher
+from ddtree_bench.targets.launcher import Launch, PortInUse, StopFailed, TargetError
 from ddtree_bench.targets.local import LocalLauncher, own_tools, server_environment
 
 TINY = Path(__file__).with_name("tiny_server.py")
@@ -162,11 +162,6 @@ def test_copies(launcher: LocalLauncher, tmp_path: Path) -> None:
     launcher.copy_in(tmp_path / "a", str(tmp_path / "b"))
     launcher.copy_out(str(tmp_path / "b" / "x"), tmp_path / "c" / "y")
     assert (tmp_path / "c" / "y").read_text() == "1"
-
-
-def test_an_unknown_launcher_names_those_that_exist() -> None:
-    with pytest.raises(TargetError, match="'ssh' does not exist; launchers: local"):
-        create_launcher("ssh")
 
 
 def test_stop_all_stops_what_a_killed_measuring_process_left(tmp_path: Path) -> None:

@@ -168,6 +168,13 @@ def test_all_tokens_in_one_event_have_no_time_per_token() -> None:
     assert of_cell["throughput_full_tok_s"] == approx(9 / 0.4)
 
 
+def test_events_that_came_in_one_piece_have_no_decode_time() -> None:
+    raw = row([(0.4, "a", 1), (0.4, "b", 2), (0.4, "c", 3)], tokens=3)
+    assert (cell(raw)["decode_s_per_token"], cell(raw)["round_time_s"]) == (None, None)
+    spread = row([(0.4, "a", 1), (0.4, "b", 2), (0.6, "c", 3)], tokens=3, index=1)
+    assert cell(raw, spread)["decode_s_per_token"] == approx(0.2 / 2), "its tokens do not count either"
+
+
 def test_an_answer_in_no_time_at_all_has_no_speed() -> None:
     at_once = row([(0.0, "all of it", 9)], tokens=9)
     assert pd.isna(one(at_once)["user_speed_tok_s"])

@@ -134,7 +134,8 @@ def test_other_models_have_a_revision_and_paths_where_sglang_serves_them(root: P
 def test_a_micro_model_is_for_local_targets(root: Path) -> None:
     changed = sglang_tree()
     external = {"launcher": "external", "engine": "sglang", "url": "http://127.0.0.1:1"}
-    for target in (changed["targets"]["local"] | {"launcher": "ssh"}, external):
+    over_ssh = {"launcher": "ssh", "ssh_host": "h.example", "scope": "user"}
+    for target in (changed["targets"]["local"] | over_ssh, external):
         changed["targets"]["local"] = target
         assert any(one.startswith("models.toy.micro: is trained on this machine") for one in problems(root, changed))
 

@@ -9,8 +9,8 @@ from pages_server import sample
 from scripted_server import Script, words
 from test_external_runs import Endpoint, measured, project
 
-from ddtree_bench.run_start import RunStart
 from ddtree_bench.servers.log_lines import WHY_NOT_LOGGED
+from ddtree_bench.targets.external import ExternalLauncher
 
 LINES = sample("0.5.22", "decode_log.txt")
 
@@ -24,7 +24,7 @@ def test_the_record_of_a_cell_has_what_the_log_said_meanwhile(tmp_path: Path, mo
             log.write_bytes(LINES + LINES)
         return words(3)
 
-    monkeypatch.setattr(RunStart, "_server_log", lambda _: log)
+    monkeypatch.setattr(ExternalLauncher, "fetch_log", lambda _: log)
     with Endpoint(answer) as endpoint:
         (attempt,) = measured(project(tmp_path / "p", endpoint.server.base_url))
     found = attempt.record["server_log"]

@@ -54,7 +54,7 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         edit("targets/local/root", "elsewhere"),
         edit("targets/local/start_timeout_s", 7),
         edit("models/toy/paths", {"local": "elsewhere"}),
-        edit("targets/unrelated", {"launcher": "ssh", "engine": "sglang"}),
+        edit("targets/unrelated", {"launcher": "ssh", "engine": "sglang", "ssh_host": "h.example", "scope": "user"}),
         edit("seed", 2),
         edit("max_restarts", 0),
         edit("retry_failed", True),

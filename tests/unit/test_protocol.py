@@ -18,9 +18,19 @@ MEASURING = (
     "run.py",
     "run_start.py",
     "server_start.py",
+    "running_server.py",
+    "link_watch.py",
+    "client_here.py",
+    "client_on_target.py",
     "targets/local.py",
     "targets/watchdog.py",
     "targets/external.py",
+    "targets/telemetry.py",
+    "targets/ssh/launcher.py",
+    "targets/ssh/remote_server.py",
+    "targets/ssh/kept_forward.py",
+    "targets/ssh/forward.py",
+    "targets/ssh/pulse.py",
 )
 NOT_MEASURING = ("load/calibration", "load/progress.py", "load/live.py", "servers/releases_page.py")
 """What measures the client, shows how it stands, or documents; no cell goes through it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 from ddtree_bench.plan import ModelRef, Server
 from ddtree_bench.servers import api
 from ddtree_bench.servers.identity import differences, start_variables, wanted_identity
-from ddtree_bench.servers.ready import Ready, ServerFailed, WrongServer, wait_until_ready
-from ddtree_bench.targets.launcher import Launch, TargetError
+from ddtree_bench.servers.loading import loading_line
+from ddtree_bench.servers.ready import Ready, ServerFailed, WrongServer, see_again, wait_until_ready
+from ddtree_bench.targets.launcher import LINK_LOST, Launch, ServerState, TargetError
 from ddtree_bench.targets.local import LocalLauncher
 
 TINY = Path(__file__).with_name("tiny_server.py")
@@ -37,7 +39,7 @@ def wait(launcher: LocalLauncher, tmp_path: Path) -> Wait:
         argv = (sys.executable, str(TINY), "--port", str(port), *arguments)
         launcher.start(Launch("tiny", argv, port, tmp_path / "server.log", stop_grace_s=1))
         return wait_until_ready(
-            launcher.base_url(),
+            launcher.base_url,
             server,
             "s1",
             state=launcher.state,
@@ -138,6 +140,40 @@ def test_progress_shows_the_last_line_of_the_log(wait: Wait, monkeypatch: pytest
     assert "of at most 20 s: loading weights" in said[0]
 
 
+SHARDS = (
+    "\rLoading safetensors checkpoint shards:   0% Completed | 0/64 [00:00<?, ?it/s]"
+    "\rLoading safetensors checkpoint shards:  45% Completed | 29/64 [01:10<01:25,  2.43s/it]"
+)
+CAPTURE = (
+    "\r  0%|          | 0/4 [00:00<?, ?it/s]"
+    "\rCapturing batches (bs=4 avail_mem=70.12 GB):  50%|█████     | 2/4 [00:03<00:03,  1.52s/it]"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (SHARDS, "Loading safetensors checkpoint shards: 45 % (29 of 64)"),
+        (f"begin\n{SHARDS}\nTP1 allocates", "Loading safetensors checkpoint shards: 45 % (29 of 64); TP1 allocates"),
+        (f"{SHARDS}\n{CAPTURE}", "Capturing batches: 50 % (2 of 4)"),
+        (
+            "\rMulti-thread loading shards: 100% Completed | 1/1 [00:00<00:00, 4.49it/s]\n\n",
+            "Multi-thread loading shards: 100 % (1 of 1)",
+        ),
+        (
+            "Loading shards:  50% Completed | 1/2 [00:03<00:03,  3.00s/it]\n"
+            "Capturing batches (bs=4 avail_mem=70.12 GB):   0%|          | 0/4 [00:00<?, ?it/s]\n",
+            "Capturing batches: 0 % (0 of 4)",
+        ),
+        ("accept rate: 50%, #queue: 3/4 [x]\n", "accept rate: 50%, #queue: 3/4 [x]"),
+        ("\r  0%|          | 0/4 [00:00<?, ?it/s]", "0%|          | 0/4 [00:00<?, ?it/s]"),
+        ("", ""),
+    ],
+)
+def test_what_a_log_says_of_a_server_that_loads(log: str, told: str) -> None:
+    assert loading_line(log) == told
+
+
 def test_an_answer_without_tokens_is_no_answer(wait: Wait) -> None:
     with pytest.raises(ServerFailed, match="first completion with no token"):
         wait(AR, *info(AR), "--tokens", "0")
@@ -148,8 +184,39 @@ def test_a_server_that_others_end_is_not_at_fault(wait: Wait, launcher: LocalLau
     launcher.stop()
     with pytest.raises(TargetError, match="requested"):
         wait_until_ready(
-            launcher.base_url(), AR, "s1", state=launcher.state, log_tail=launcher.log_tail, timeout_s=9, progress=print
+            launcher.base_url, AR, "s1", state=launcher.state, log_tail=launcher.log_tail, timeout_s=9, progress=print
         )
+
+
+def test_what_ended_a_server_is_said_in_words(launcher: LocalLauncher) -> None:
+    seen = ServerState(False, exit_code=1, reason="exited", why="was killed: out of memory (limit 2 GiB)")
+    with pytest.raises(
+        ServerFailed, match=r"server ar was killed: out of memory \(limit 2 GiB\) after .*, before it was"
+    ):
+        unready(launcher, lambda: seen, 60)
+
+
+def test_a_server_out_of_reach_is_waited_for_and_not_at_fault(launcher: LocalLauncher) -> None:
+    began = time.monotonic()
+    with pytest.raises(TargetError, match="was not ready within 1 s, and the link to it is lost") as caught:
+        unready(launcher, lambda: ServerState(True, reason=LINK_LOST), 1)
+    assert not isinstance(caught.value, ServerFailed) and time.monotonic() - began >= 1
+
+
+def test_a_server_that_does_not_answer_again_is_named_with_its_log(launcher: LocalLauncher, tmp_path: Path) -> None:
+    url, log = f"http://127.0.0.1:{launcher.free_port()}", tmp_path / "server.log"
+    with pytest.raises(
+        TargetError,
+        match=r"^targets\.local: server ar does not answer .* \(running\): .*; see its log, .*/server\.log, and",
+    ):
+        see_again(url, AR, "s1", state=lambda: ServerState(True), log_path=log, timeout_s=0.3)
+
+
+def unready(launcher: LocalLauncher, state: Callable[[], ServerState], timeout_s: float) -> Ready:
+    url = f"http://127.0.0.1:{launcher.free_port()}"
+    return wait_until_ready(
+        lambda: url, AR, "s1", state=state, log_tail=lambda _: "", timeout_s=timeout_s, progress=print
+    )
 
 
 def test_calls(wait: Wait, launcher: LocalLauncher) -> None:

@@ -303,6 +303,19 @@ def test_a_cell_that_was_broken_off_is_counted_as_such_everywhere(tmp_path: Path
     assert one(built["budget"], server="dflash")["n_failed"] == 2
 
 
+def test_where_the_client_was_and_how_far_from_the_server(tmp_path: Path) -> None:
+    trips = {"median": 0.012, "p90": 0.02, "max": 0.35, "n": 40}
+    records = {
+        ("ar", 1): {"client_place": "here", "link": {"round_trip_s": trips}},
+        ("ar", 2): {"client_place": "target"},
+    }
+    cells = build(tmp_path, replace(SMALL, servers=(AR,), records=records))["cells"].set_index("repeat")
+    told = cells[["client_place", "link_round_trip_p50_s", "link_round_trip_max_s"]]
+    assert told.loc[1].tolist() == ["here", 0.012, 0.35]
+    assert told.loc[2, "client_place"] == "target" and told.loc[2].isna().sum() == 2
+    assert told.loc[3].isna().all(), "as in records of earlier versions"
+
+
 def words() -> tokenizers.Tokenizer:
     """A tokenizer that takes each word as a token, as the answers of the factory have them."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0, "?": 1}, unk_token="?"))

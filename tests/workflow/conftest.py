@@ -13,7 +13,7 @@ from ddtree_bench.environments import Environment, environment_key, python_tag
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.environments.recipes import environment_name
-from ddtree_bench.targets.launcher import create_launcher
+from ddtree_bench.targets.local import LocalLauncher
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> None:
     key = environment_key(reference, REPOSITORY / "envs")
     wheelhouse = ENVIRONMENTS / environment_name(reference, key, python_tag())
     build(reference, REPOSITORY / "envs", wheelhouse)
-    launcher = create_launcher("local", lease_directory=tmp_path_factory.mktemp("leases"))
+    launcher = LocalLauncher(tmp_path_factory.mktemp("leases"), "machine")
     deploy(launcher, wheelhouse, str(ENVIRONMENTS / "installed"))
 
 

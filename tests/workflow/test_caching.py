@@ -86,7 +86,8 @@ def test_what_the_numbers_do_not_depend_on_starts_nothing(measured: Clone) -> No
     before = measured.starts()
     measured.config["description"] = "another description"
     measured.config["targets"]["local"]["description"] = "another"
-    measured.config["targets"]["elsewhere"] = {"launcher": "ssh", "engine": "sglang", "host": "h.example"}
+    elsewhere = {"launcher": "ssh", "engine": "sglang", "ssh_host": "h.example", "scope": "user"}
+    measured.config["targets"]["elsewhere"] = elsewhere
     measured.config["models"]["toy"]["paths"] = {"elsewhere": "models/toy"}
     measured.config["models"]["toy"]["paths"] |= {"local": "models/toy"}
     measured.config["targets"]["local"]["start_timeout_s"] = 61
@@ -185,9 +186,9 @@ def test_repeats_and_order(fresh: Clone) -> None:
 
 
 @pytest.mark.parametrize("example", ["ct200", "b300"])
-def test_the_studys_examples_validate_and_plan(fresh: Clone, example: str) -> None:
-    output = fresh.snakemake("--configfile", f"config/examples/{example}.yaml", "--", "plan")
+def test_the_studys_configurations_validate_and_plan(fresh: Clone, example: str) -> None:
+    output = fresh.snakemake("--configfile", f"config/{example}.yaml", "--", "plan")
     assert re.search(r"kimi_k26-ddtree-b32-k8-tp8 +│ 33 ", output)
     assert "33" in output
-    dry = fresh.snakemake("-n", "--configfile", f"config/examples/{example}.yaml")
+    dry = fresh.snakemake("-n", "--configfile", f"config/{example}.yaml")
     assert f"run-{example}-kimi_k26-ddtree-b32-k8-tp8-r1" in dry

@@ -45,7 +45,7 @@ def test_build_deploy_and_serve(tmp_path: Path) -> None:
     assert build(REFERENCE, ENGINES, wheelhouse, said.append) == built
     assert "already built" in said[-1]
 
-    own_wheel(wheelhouse).write_bytes(b"damaged")
+    own_wheel(wheelhouse).write_bytes(first + b"damaged")
     with pytest.raises(EnvironmentFailed, match="installing the wheels failed"):
         deploy(launcher, wheelhouse, str(root), report=said.append)
     assert build(REFERENCE, ENGINES, wheelhouse, said.append) == built

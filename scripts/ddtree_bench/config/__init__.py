@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.config import checks, flag_checks, model_checks
+from ddtree_bench.config import checks, flag_checks, model_checks, ssh_checks
 from ddtree_bench.config.load import ConfigError, parse, read_files
 from ddtree_bench.config.models import Config
 from ddtree_bench.config.sweep import Coordinates, expand
@@ -24,7 +24,8 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
         raise ConfigError(problems)
     config = parse(tree)
     problems = checks.check_references(config) + checks.check_local_targets(config)
-    problems += checks.check_external_targets(config) + checks.check_arrivals(config)
+    problems += checks.check_external_targets(config) + ssh_checks.check_ssh_targets(config)
+    problems += checks.check_arrivals(config)
     if problems:
         raise ConfigError(problems)
     points = expand(config)
@@ -32,11 +33,13 @@ def validate(tree: Mapping[str, Any], root: Path) -> tuple[Config, list[Coordina
         raise ConfigError(["sweep: nothing is left to measure; `exclude` takes every point out"])
     problems += flag_checks.check_flags(config, points)
     problems += checks.check_engines(config, points)
+    problems += ssh_checks.check_ssh_models(config, points)
     problems += checks.check_sglang_builds(config, points, root)
     problems += checks.check_one_server_each(config, points)
     problems += model_checks.check_models(config, points)
     problems += checks.check_methods(config, points)
     problems += model_checks.check_tree_sizes(points)
+    problems += model_checks.check_parallelism(points)
     problems += checks.check_concurrency(points)
     problems += checks.check_graph_memory(config, points)
     problems += checks.check_baselines(config, points)

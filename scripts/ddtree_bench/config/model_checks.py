@@ -91,3 +91,16 @@ def check_tree_sizes(points: Sequence[Coordinates]) -> list[str]:
                 f"with at most {cap} candidates each can have; lower it, or raise topk_cap"
             ] = None
     return list(problems)
+
+
+def check_parallelism(points: Sequence[Coordinates]) -> list[str]:
+    """SGLang splits the experts within the tensor parallel ranks."""
+    problems: dict[str, None] = {}
+    for point in points:
+        tensor, expert = point.tensor_parallel, point.expert_parallel
+        if point.engine == "sglang" and tensor % expert:
+            problems[
+                f"sweep[{point.block}].expert_parallel: {expert} does not divide tensor_parallel, which is {tensor}; "
+                "SGLang splits experts within these ranks, so give tensor_parallel too"
+            ] = None
+    return list(problems)

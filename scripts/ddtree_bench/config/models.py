@@ -42,8 +42,8 @@ class Target(Section):
     """A machine, or an allocation of one, to measure on."""
 
     launcher: Literal["local", "ssh", "slurm", "external"]
-    """How servers are run: `local` (child processes of this machine) or `external` (an endpoint that is up already:
-    nothing is started or stopped); `ssh` and `slurm` can be planned."""
+    """How servers are run: `local` (child processes of this machine), `ssh` (systemd units of a host that is reached
+    over SSH) or `external` (an endpoint that is up already: nothing is started or stopped); `slurm` can be planned."""
     engine: Engine
     """What serves there, unless a sweep block says otherwise; `other` is for `external` alone."""
     url: str | None = None
@@ -55,14 +55,31 @@ class Target(Section):
     flush_cache: bool = False
     """Empty the prefix cache of an `external` endpoint before each cell (POST /flush_cache). It is everybody's there,
     so this is asked for; of servers that are started it is always emptied."""
+    ssh_host: str | None = None
+    """The host of an `ssh` target, as you would give it to ssh: a Host of your OpenSSH configuration, or USER@HOST."""
+    ssh_config: str | None = None
+    """Another OpenSSH configuration than ~/.ssh/config for an `ssh` target."""
+    scope: Literal["system", "user"] | None = None
+    """Whose systemd runs the servers of an `ssh` target, which must say so: `system` (root, or sudo without a password)
+    or `user` (that of the login, with lingering)."""
+    client: Literal["here", "target"] = "here"
+    """Where the load client of an `ssh` target runs: `here`, through a port forward of OpenSSH whose round trip is in
+    every latency, or on the `target` itself, beside the server."""
+    reconnect_s: Annotated[float, Field(ge=0)] = 300.0
+    """How long a lost link to an `ssh` target is tried again, as after a reboot, before the run fails."""
+    memory_max_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory that a server of an `ssh` target may take (MemoryMax of its unit); by default without a limit."""
+    keep_environments: Annotated[int, Field(ge=0)] = 2
+    """How many environments on an `ssh` target `prune` keeps beside those of the plan: those that were used last."""
     description: str = ""
     """Free text for people; never part of a cell's identity."""
     host: str = "127.0.0.1"
-    """The address at which the servers are reached."""
+    """The address that servers listen on; that of an `ssh` target is one of the host's own."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """The servers' port; 0 takes a free one for each start."""
     root: str | None = None
-    """Folder on the target that holds deployed environments; by default results/environments/installed."""
+    """Folder on the target that holds deployed environments; by default results/environments/installed, on an `ssh`
+    target ~/ddtree-bench."""
     sglang_build: Literal["cuda13", "cuda12", "cpu"] = "cuda13"
     """Which build of SGLang the target takes: `cuda13` (GPUs) or `cpu` (interpreted kernels, for tests and micro
     models). Of `cuda12` there is none with DDTree."""
@@ -70,8 +87,11 @@ class Target(Section):
     """A Python interpreter or a virtual environment on the target in which SGLang is installed already: it is used as
     it is, unchanged, with the plugin beside it. By default SGLang is installed by the workflow."""
     lease_dir: str | None = None
-    """Folder of the leases that keep runs apart, on the target and on the client's machine; by default one for all
-    users of the machine."""
+    """Folder of the leases that keep runs apart, on the target, and on this machine for targets that are here; by
+    default one for all users of the machine."""
+    lease_ttl_s: Annotated[float, Field(ge=5)] | None = None
+    """How long a server lives on when its measuring process is gone or cut off; by default 10, on an `ssh` target 60,
+    so that it outlives a link that is cut for a while."""
     lease_wait_s: Annotated[float, Field(ge=0)] = 600.0
     """How long a run waits for somebody else's run, on this target or on this machine, before it fails with that
     owner's name."""
@@ -287,6 +307,9 @@ class Config(Section):
     retry_failed: Switch = False
     """Measure failed cells again, those that were broken off at `cell_timeout_s`, and those with requests that ran
     into `request_timeout_s`."""
+    hash_models: Switch = False
+    """Record the whole sha256 of every model file when a target is probed, which takes long; what tells two contents
+    apart otherwise are the sizes, headers and samples."""
     allow_missing_baseline: Switch = False
     """Plan DFLASH or DDTREE without AR beside it; such cells get no speed-up."""
     comparisons: list[Comparison] = []

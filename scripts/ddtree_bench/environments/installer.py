@@ -2,10 +2,12 @@
 
     python - '{"action": "install", "folder": ..., ...}' < installer.py
 
-Action `verify` prints the receipt of the folder when it is the environment asked for, and null when it is not.
-Action `install` makes it so and prints the receipt. A receipt is written last: a folder without one is half made,
-and is made anew. An environment is made beside its folder and takes its place when it is complete, so what runs from
-the old one keeps it until then. Where an installation of SGLang is adopted, this program runs under its interpreter.
+Action `verify` prints the receipt of the folder when it is the environment asked for, and null when it is not; with
+`wait` it first waits for an installation that is going on. Action `install` waits too, makes the folder the environment
+asked for, and prints the receipt. A receipt is written last: a folder without one is half made, and is made anew. An
+environment is made beside its folder and takes its place when it is complete, so what runs from the old one keeps it
+until then. It is made to the end though whoever asked for it be gone. Where an installation of SGLang is adopted, this
+program runs under its interpreter.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,11 @@ SOURCE_SUFFIXES = frozenset({".py", ".cu", ".cuh", ".h", ".cpp", ".json"})
 
 ADOPTED_TOOLS = "adopted-tools"
 """A link in an environment's folder to the programs of the adopted installation, which its servers find."""
+
+WAIT_S = 1800.0
+"""How long another installation of the same folder is waited for."""
+
+SAY_EVERY_S = 10.0
 
 VERSIONS = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
 
@@ -51,6 +60,9 @@ def verified(request: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if request["adopt"] is not None and receipt.get("adopted") != what_was_adopted(request["adopt"], versions):
         return None
+    # When it was used last decides what is kept. It may be another user's.
+    with suppress(OSError):
+        os.utime(folder / "receipt.json")
     return receipt
 
 
@@ -92,6 +104,8 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
     if request["adopt"]:
         receipt["adopted"] = what_was_adopted(request["adopt"], versions or {})
     move_into_place(made, folder)
+    # After a power cut no receipt may stand for files that never reached the disk.
+    subprocess.run(["sync", "--file-system", str(folder)], check=False)
     partial = folder / "receipt.partial"
     partial.write_text(json.dumps(receipt, indent=1))
     partial.replace(folder / "receipt.json")
@@ -126,8 +140,14 @@ def install_all(request: dict[str, Any], folder: Path) -> None:
     )
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-input", "--no-index", "--no-deps"]
+
+    def installed() -> str:
+        found = folder.glob("lib/python*/site-packages/*.dist-info")
+        return f"{len(list(found))} of {len(request['wheels'])} installed"
+
     # Modules are compiled when they are first imported, in the checks: a third of the time, for the tenth that is used.
-    run([*pip, "--require-hashes", "--no-compile", "--requirement", str(requirements)], "installing the wheels")
+    options = ["--require-hashes", "--no-compile", "--requirement", str(requirements)]
+    run([*pip, *options], "installing the wheels", progress=installed)
 
 
 def install_beside(request: dict[str, Any], folder: Path) -> None:
@@ -214,9 +234,14 @@ def sha256(path: Path) -> str | None:
 
 
 def check(python: str, request: dict[str, Any]) -> None:
-    """See that the environment's packages can be imported and that its server knows the algorithm; exits if not."""
+    """See that the environment's packages can be imported and that its server knows the algorithm; exits if not.
+
+    The load client's serves nothing, so its packages are all that is seen to.
+    """
     env = {**os.environ, **request["variables"]}
     run([python, "-c", f"import {', '.join(request['imports'])}"], f"importing {', '.join(request['imports'])}", env)
+    if request["help"] is None:
+        return
     shown = run([python, *request["help"]], "asking the server for its options", env)
     if request["algorithm"] not in shown:
         said = [line for line in shown.splitlines() if any(name in line for name in request["imports"][-1:])]
@@ -226,25 +251,88 @@ def check(python: str, request: dict[str, Any]) -> None:
         )
 
 
-def run(argv: list[str], what: str, env: Mapping[str, str] | None = None) -> str:
-    """Run a step and return its output, shown line by line; exits with what it said when it fails."""
+def run(
+    argv: list[str], what: str, env: Mapping[str, str] | None = None, progress: Callable[[], str] | None = None
+) -> str:
+    """Run a step and return its output, that of pip shown line by line; exits with what it said when it fails."""
     say(what)
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    # Not closed: the lock, which is held as long as anything of an installation that was broken off goes on.
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, close_fds=False
+    )
     assert process.stdout is not None
     lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if argv[2:4] == ["pip", "install"]:
-            say(line.rstrip("\n"))
-    if process.wait() != 0:
+    with said_again(what, progress):
+        for line in process.stdout:
+            lines.append(line)
+            if argv[2:4] == ["pip", "install"]:
+                say(line.rstrip("\n"))
+        process.wait()
+    if process.returncode != 0:
         first = next((n for n, line in enumerate(lines) if line.startswith("ERROR")), max(0, len(lines) - 20))
         sys.exit(f"{what} failed:\n{''.join(lines[first:])}")
     return "".join(lines)
 
 
+@contextmanager
+def said_again(what: str, progress: Callable[[], str] | None) -> Iterator[None]:
+    """Say what goes on, and for how long, every few seconds until the block ends."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(SAY_EVERY_S):
+            say(f"{what}: {time.monotonic() - began:.0f} s" + (f", {progress()}" if progress else ""))
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock on a folder; exits when another installation holds it for too long.
+
+    The lock's file is removed by those who prune, under the lock, so it counts only if it is still the one in place.
+    """
+    path, deadline, said_at = folder.with_name(f"{folder.name}.lock"), time.monotonic() + WAIT_S, -SAY_EVERY_S
+    while True:
+        with path.open("a+") as lock:
+            if locked(lock.fileno(), path):
+                os.set_inheritable(lock.fileno(), True)
+                lock.truncate(0)
+                lock.write(f"{os.getpid()}\n")
+                lock.flush()
+                yield
+                return
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+        if time.monotonic() > deadline:
+            minutes = round(WAIT_S / 60)
+            sys.exit(f"{path}: held by another installation for {minutes} min; end process {holder} if it hangs")
+        if time.monotonic() - said_at >= SAY_EVERY_S:
+            say(f"{folder}: another installation is going on, process {holder}: waiting for it")
+            said_at = time.monotonic()
+        time.sleep(0.2)
+
+
+def locked(descriptor: int, path: Path) -> bool:
+    """Take the lock on an open file without waiting; False when another has it, or the path is another file by now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
 def say(text: str) -> None:
     """Show progress; the last line of stdout is the receipt's, and stderr is for what went wrong."""
-    print(text, flush=True)
+    # Whoever asked may be gone by now, with the link to this machine.
+    with suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 def main() -> None:
@@ -252,14 +340,17 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     # A program that is read from stdin would import from the working folder first.
     sys.path = [entry for entry in sys.path if entry]
-    folder = Path(request["folder"])
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        receipt = verified(request)
-        if receipt is None and request["action"] == "install":
-            receipt = install(request)
-    print(json.dumps(receipt))
+    folder, installs = Path(request["folder"]), request["action"] == "install"
+    receipt = verified(request)
+    if receipt is None and (installs or request["wait"]):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            receipt = verified(request)
+            if receipt is None and installs:
+                receipt = install(request)
+    if installs and request["remove_wheels"]:
+        shutil.rmtree(request["wheels_folder"], ignore_errors=True)
+    say(json.dumps(receipt))
 
 
 if __name__ == "__main__":

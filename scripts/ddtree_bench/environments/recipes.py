@@ -10,6 +10,10 @@ from typing import NamedTuple
 from ddtree_bench import keys
 
 ADOPTED = "adopted"
+
+CLIENT = "client"
+"""The load client where it runs on the target, beside the engines: its packages alone, for our code comes by itself."""
+
 PURE_TAG = "py3"
 """The tag of environments whose wheels run on any Python."""
 
@@ -22,7 +26,10 @@ class EnvironmentFailed(RuntimeError):
 
 
 class Environment(NamedTuple):
-    """What servers run in: an engine, and which build of it; the build is "" where there is but one."""
+    """What servers run in: an engine, and which build of it; the build is "" where there is but one.
+
+    What the load client runs in on a target has the engine CLIENT.
+    """
 
     engine: str
     build: str = ""
@@ -38,6 +45,7 @@ class Recipe:
     `lock` pins wheels of the index by hash, `torch` pins torch by version, since its builds differ by platform.
     `sources` become the wheels that we build ourselves, of `projects`. `patched` is the distribution that the patches
     are applied to. `pythons` are the Pythons that all wheels of the lock exist for, `platform` the only platform.
+    `driver` is the oldest branch of NVIDIA's driver that its CUDA runs on, None where no GPU is used.
     """
 
     projects: tuple[str, ...]
@@ -47,6 +55,7 @@ class Recipe:
     patched: str | None = None
     pythons: tuple[str, ...] = ("cp311", "cp312", "cp313")
     platform: str | None = None
+    driver: int | None = None
 
     @property
     def pins(self) -> tuple[str, ...]:
@@ -74,11 +83,14 @@ RECIPES: Mapping[Environment, Recipe] = {
         # outlines-core 0.1.26, which the release pins, has no wheel for later ones.
         pythons=("cp311", "cp312"),
         platform=LINUX,
+        # CUDA 13.x, minor versions included: NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
+        driver=580,
     ),
     Environment("sglang", ADOPTED): Recipe(projects=("plugin",), sources=("plugin",)),
     Environment("sglang", f"{ADOPTED}-cpu"): Recipe(
         projects=("plugin", "cpu_platform"), sources=("plugin", "cpu_platform")
     ),
+    Environment(CLIENT): Recipe(projects=(), sources=(), lock="client.lock", platform=LINUX),
 }
 
 
@@ -87,7 +99,7 @@ def recipe_of(environment: Environment) -> Recipe:
     found = RECIPES.get(environment)
     if found is not None:
         return found
-    engines = sorted({known.engine for known in RECIPES})
+    engines = sorted({known.engine for known in RECIPES} - {CLIENT})
     if environment.engine not in engines:
         raise EnvironmentFailed(f"engine: {environment.engine!r} does not exist; engines: {', '.join(engines)}")
     builds = [known.build for known in RECIPES if known.engine == environment.engine and known.build]

@@ -18,6 +18,9 @@ LABELS = ("server",)
 """Columns that are names themselves."""
 APART = " · "
 
+ROUND_TRIP_SHARE = 0.1
+"""The share of the median TTFT above which the median round trip to the server is worth a mark."""
+
 NOT_MEASURED: Mapping[str, str] = {"failed": "failed", "aborted": "broken off"}
 """The statuses of cells that enter no ratio, in words."""
 
@@ -191,6 +194,9 @@ def marks_of(cells: pd.DataFrame) -> list[str]:
         "prompts used more than once": _any(good["repeat_prompts"]),
         "text after its end (ignore_eos), which inflates the accept length": _any(good["ignore_eos"]),
         "tokens differ from the server's count by more than 1 %": _any(good["counter_mismatch"]),
+        "the way to the server is in the latencies: a round trip takes more than 10 % of TTFT": (
+            good["link_round_trip_p50_s"] > ROUND_TRIP_SHARE * good["ttft_p50_s"]
+        ).any(),
     }
     shown = [text for text, applies in found.items() if applies]
     return shown + _of_checks(good, shown) + _of_endpoint(good)

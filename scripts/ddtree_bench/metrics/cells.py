@@ -158,10 +158,11 @@ def _times(answers: Sequence[Answer], tokens_per_round: float | None) -> Scalars
     """Decode time by token and by round, pooled over the requests that have one.
 
     A round commits accept_length tokens on average (an AR step commits one), so speed-up of decoding over AR = accept
-    length x (AR step time / round time) holds exactly, also when first events bundle several tokens.
+    length x (AR step time / round time) holds exactly, also when first events bundle several tokens. An answer
+    that came in one piece, as over a link that bundles events, has no decode time: it is left out.
     """
-    timed = [(given.decode_s, given.decode_tokens) for given in answers if given.decode_tokens is not None]
-    tokens = sum(n for _, n in timed if n is not None)
+    timed = [(given.decode_s, n) for given in answers if (n := given.decode_tokens) is not None and given.decode_s > 0]
+    tokens = sum(n for _, n in timed)
     per_token = math.fsum(seconds for seconds, _ in timed) / tokens if tokens else None
     return {
         "decode_s_per_token": per_token,

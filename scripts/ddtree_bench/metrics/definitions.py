@@ -186,7 +186,11 @@ CELL: Mapping[str, Definition] = {
     ),
     "tree_max_depth": ("int", "tokens", "Greatest depth of a tree."),
     "tree_is_chain": ("bool", "", "Whether no tree of the cell branched: DDTREE in name only."),
-    "decode_s_per_token": ("float", "s/token", "Pooled: sum of E2E - TTFT / sum of N - n1."),
+    "decode_s_per_token": (
+        "float",
+        "s/token",
+        "Pooled: sum of E2E - TTFT / sum of N - n1, of the answers that did not come in one piece.",
+    ),
     "round_time_s": (
         "float",
         "s",
@@ -217,4 +221,40 @@ SERVER_LOAD: Mapping[str, Definition] = {
         "requests",
         "Requests that waited on the server, by its own count, mean of samples.",
     ),
+}
+
+MACHINE: Mapping[str, Definition] = {
+    "gpus_used": (
+        "int",
+        "devices",
+        "GPUs of the server: those with 1 GiB or more of memory in use in the measured time. The rows on GPUs are of "
+        "these, but where they say `machine`.",
+    ),
+    "energy_j": (
+        "float",
+        "J",
+        "Energy of these GPUs from the first t0 to the end of the last answer: the difference of their counters.",
+    ),
+    "energy_j_per_token": ("float", "J/token", "The same / output tokens of ok requests."),
+    "gpu_power_w_mean": ("float", "W", "Power of these together in that time, mean of samples, one a second."),
+    "gpu_power_w_idle": (
+        "float",
+        "W",
+        "What these drew together before the server was started, as the host was probed for its run.",
+    ),
+    "machine_gpu_energy_j": ("float", "J", "Energy of all GPUs of the machine in that time, used or not."),
+    "machine_gpu_power_w_mean": ("float", "W", "Power of all GPUs of the machine together, mean of samples."),
+    "gpu_utilization_percent_mean": ("float", "%", "Share of the time in which a GPU was in use, mean over GPUs."),
+    "sm_clock_mhz_min": ("float", "MHz", "Lowest SM clock of any of them in any sample."),
+    "sm_clock_mhz_median": ("float", "MHz", "Median over them of the median SM clock of each."),
+    "throttled_share": (
+        "float",
+        "",
+        "Share of the samples in which power, heat or a slowdown of the hardware held down the clocks of any of them; "
+        "idleness and clocks that were set do not count.",
+    ),
+    "gpu_temperature_c_max": ("float", "degrees Celsius", "Highest temperature of any of them."),
+    "cpu_utilization_percent_mean": ("float", "%", "Share of the time in which the machine's processors were in use."),
+    "cpu_energy_j": ("float", "J", "Energy of its processors by their RAPL counters, over the same time."),
+    "telemetry_missing": ("text", "", "Why some of these are not known."),
 }

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the whole of them or nothing, and digests of what was written."""
+"""Files of which a reader sees the whole or nothing, and digests of what was written."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def write_json(path: Path, value: Any) -> None:
     sync(temporary)
     temporary.replace(path)
     sync(path.parent)
+
+
+def write_json_keeping_time(path: Path, value: Any) -> None:
+    """Write a JSON file that is there anew, so that Snakemake does not see it."""
+    before = path.stat()
+    write_json(path, value)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -21,6 +21,7 @@ RECORD_DIGEST = "record.sha256"
 REQUESTS = "requests.parquet"
 SERVER_SAMPLES = "server_samples.parquet"
 SERVER_LOG = "server.log"
+TELEMETRY = "telemetry.parquet"
 
 
 class StoreError(RuntimeError):
@@ -73,6 +74,11 @@ class Store:
         if not numbers:
             return None
         return read_attempt(self._attempts_folder(plan_key, host_key) / str(numbers[-1]))
+
+    def attempts(self, plan_key: str, host_key: str) -> list[Attempt]:
+        """Return all attempts at a cell on a host, the latest last. Raises StoreError for one that cannot be read."""
+        folder = self._attempts_folder(plan_key, host_key)
+        return [read_attempt(folder / str(number)) for number in self._numbers(folder)]
 
     def check_writable(self) -> None:
         """Raise StoreError, which says who must let whom write, when attempts could not be added."""

@@ -203,12 +203,12 @@ def cell_log(path: Path | None, begin: int, end: int | None = None) -> dict[str,
     try:
         written = b"" if path is None else path.read_bytes()[:end]
     except OSError as error:
-        return _nothing(f"the server's log cannot be read: {error.strerror or error}")
+        return nothing_logged(f"the server's log cannot be read: {error.strerror or error}")
     if path is None:
-        return _nothing("the server was not started here, so its log is not to be had")
+        return nothing_logged("the server was not started here, so its log is not to be had")
     lines = parse_log(written[begin:].decode("utf-8", "replace"))
     if lines.decode.empty and lines.prefill.empty:
-        return _nothing("the server logged no batch that is known while the cell was measured")
+        return nothing_logged("the server logged no batch that is known while the cell was measured")
     captures = b"\n".join(line for line in written.splitlines() if b"Capture " in line)
     values = log_summary(replace(lines, captures=parse_log(captures.decode("utf-8", "replace")).captures))
     missing = {name: WHY_NOT_LOGGED[name] for name, value in values.items() if value is None}
@@ -223,7 +223,8 @@ def log_size(path: Path | None) -> int:
         return 0
 
 
-def _nothing(reason: str) -> dict[str, Any]:
+def nothing_logged(reason: str) -> dict[str, Any]:
+    """Return what `cell_log` returns where nothing is known of a cell, for a reason."""
     return {"values": {}, "missing": dict.fromkeys(WHY_NOT_LOGGED, reason)}
 
 

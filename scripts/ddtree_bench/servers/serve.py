@@ -26,7 +26,7 @@ def serve(
     stop_grace_s: float,
     timeout_s: float,
     report: Callable[[str], None],
-    env: Mapping[str, str] | None = None,
+    private_env: Mapping[str, str] | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then stop the server and return; call it in the main thread.
@@ -46,7 +46,7 @@ def serve(
                     stop_grace_s=stop_grace_s,
                     timeout_s=timeout_s,
                     progress=report,
-                    env=env,
+                    private_env=private_env,
                 )
                 announce(launcher.base_url())
                 while launcher.state().alive:

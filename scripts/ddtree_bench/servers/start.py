@@ -22,27 +22,33 @@ def start_server(
     stop_grace_s: float,
     timeout_s: float,
     progress: Callable[[str], None],
-    env: Mapping[str, str] | None = None,
+    private_env: Mapping[str, str] | None = None,
 ) -> Ready:
     """Start a server under the lease that the launcher holds and wait until it answers.
 
-    `env` is added to the launcher's small environment, with what the engine's build and the start's name need.
+    `private_env` is added to the launcher's small environment, with what the engine's build and the start's name need.
 
     The caller stops it, also when this raises: TargetError, or ServerFailed as of `wait_until_ready`.
     """
     argv = tuple(launch_argv(server, place))
-    variables = {
-        **engine_variables(server.engine, place.build),
-        **(env or {}),
-        **start_variables(server, place.start_id),
-    }
-    launcher.start(Launch(server.name, argv, place.port, log_path, env=variables, stop_grace_s=stop_grace_s))
+    launcher.start(
+        Launch(
+            server.name,
+            argv,
+            place.port,
+            log_path,
+            env={**engine_variables(server.engine, place.build), **start_variables(server, place.start_id)},
+            private_env=private_env or {},
+            stop_grace_s=stop_grace_s,
+        )
+    )
     return wait_until_ready(
-        launcher.base_url(),
+        launcher.base_url,
         server,
         place.start_id,
         state=launcher.state,
         log_tail=launcher.log_tail,
         timeout_s=timeout_s,
         progress=progress,
+        watched_link=launcher.watched_link,
     )

@@ -12,7 +12,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from ddtree_bench.targets import lease
-from ddtree_bench.targets.launcher import GONE, CommandResult, Launch, Launcher, ServerState, TargetError
+from ddtree_bench.targets.launcher import GONE, CommandResult, Launch, Launcher, ServerState, Stream, TargetError
 
 LOOK_EVERY_S = 1.0
 """How often, at most, `state` tries whether the endpoint still accepts a connection."""
@@ -71,11 +71,23 @@ class ExternalLauncher(Launcher):
         """The endpoint's address."""
         return self._url
 
+    def fetch_log(self) -> Path | None:
+        """None: the endpoint's log is not at hand."""
+        return None
+
+    def python(self, root: str, tag: str, report: Callable[[str], None]) -> str:  # noqa: ARG002
+        """Raise TargetError: nothing is run on the endpoint's machine."""
+        self._refuse("no interpreter of its machine is used")
+
+    def expand(self, path: str) -> str:
+        """Raise TargetError: nothing is known of the endpoint's machine."""
+        self._refuse(f"{path} there is not known")
+
     def log_tail(self, lines: int = 20) -> str:  # noqa: ARG002
         """Empty: the endpoint's log is not at hand."""
         return ""
 
-    def copy_in(self, source: Path, destination: str) -> None:  # noqa: ARG002
+    def copy_in(self, source: Path, destination: str, report: Callable[[str], None] | None = None) -> None:  # noqa: ARG002
         """Raise TargetError: nothing is known of the endpoint's machine."""
         self._refuse(f"{source} cannot be copied there")
 
@@ -91,6 +103,10 @@ class ExternalLauncher(Launcher):
         stdin: str = "",  # noqa: ARG002
         report: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> CommandResult:
+        """Raise TargetError: nothing is run on the endpoint's machine."""
+        self._refuse(f"{argv[0]} cannot be run there")
+
+    def open_stream(self, argv: Sequence[str], on_line: Callable[[str], None]) -> Stream:  # noqa: ARG002
         """Raise TargetError: nothing is run on the endpoint's machine."""
         self._refuse(f"{argv[0]} cannot be run there")
 

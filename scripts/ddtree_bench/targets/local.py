@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from json import JSONDecodeError, loads
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from ddtree_bench.environments.installer import ADOPTED_TOOLS
-from ddtree_bench.targets import commands, lease, processes, watchdog
+from ddtree_bench.targets import commands, host_tools, lease, processes, watchdog
 from ddtree_bench.targets.launcher import (
     CommandResult,
     Launch,
@@ -27,15 +27,10 @@ from ddtree_bench.targets.launcher import (
     StopFailed,
     TargetError,
 )
+from ddtree_bench.targets.lease import LEASE_MARK, START_MARK
 
 PASSED_THROUGH = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "DDTREE_REFERENCE_FAULT")
-START_MARK = "DDTREE_BENCH_START"
-"""Environment variable by which every process of one start is known, whatever became of its parents."""
-
-LEASE_MARK = "DDTREE_BENCH_LEASE"
-"""Environment variable with the lease that a server was started under."""
-
-WATCHDOG_KILLED = "watchdog killed"
+WATCHDOG_KILLED: Final = "watchdog killed"
 START_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 10.0
 STOP_ALL_TIMEOUT_S = 60.0
@@ -46,9 +41,10 @@ class LocalLauncher(Launcher):
 
     shares_files = True
 
-    def __init__(self, lease_directory: Path, lease_name: str) -> None:
+    def __init__(self, lease_directory: Path, lease_name: str, lease_ttl_s: float = lease.TTL_S) -> None:
         self._lease_directory = lease_directory
         self._lease_name = lease_name
+        self._lease_ttl_s = lease_ttl_s
         self._lease: lease.Lease | None = None
         self._launch: Launch | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -60,7 +56,9 @@ class LocalLauncher(Launcher):
 
         What a run under this lease has left whose watchdog was killed too is ended first.
         """
-        self._lease = lease.acquire(self._lease_name, self._lease_directory, run=run, wait_s=wait_s, report=report)
+        self._lease = lease.acquire(
+            self._lease_name, self._lease_directory, run=run, wait_s=wait_s, report=report, ttl_s=self._lease_ttl_s
+        )
         _kill(self._started_under_lease())
         return self._lease
 
@@ -84,12 +82,13 @@ class LocalLauncher(Launcher):
         self._launch = launch
         self._mark = f"{launch.name}/{uuid.uuid4().hex}"
         self._stopped = False
+        given = {**launch.env, **launch.private_env}
         marks = {START_MARK: self._mark, LEASE_MARK: str(self._lease.path)}
         with launch.log_path.open("ab") as log:
             self._watchdog = subprocess.Popen(
                 self._watchdog_argv(launch, self._lease),
                 env=server_environment(
-                    os.environ, {**launch.env, **own_tools(launch.argv[0], {**os.environ, **launch.env}), **marks}
+                    os.environ, {**given, **own_tools(launch.argv[0], {**os.environ, **given}), **marks}
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -154,6 +153,10 @@ class LocalLauncher(Launcher):
             raise TargetError("no server has been started, so there is no address to reach it at")
         return f"http://{processes.HOST}:{self._launch.port}"
 
+    def fetch_log(self) -> Path | None:
+        """The log file, which is here already; None when nothing has been started."""
+        return None if self._launch is None else self._launch.log_path
+
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the log file; empty when there is none."""
         if self._launch is None or not self._launch.log_path.exists():
@@ -162,7 +165,15 @@ class LocalLauncher(Launcher):
             log.seek(max(0, log.seek(0, os.SEEK_END) - lines * 1024))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
-    def copy_in(self, source: Path, destination: str) -> None:
+    def python(self, root: str, tag: str, report: Callable[[str], None]) -> str:  # noqa: ARG002
+        """The interpreter of this process: wheels are put together for no other."""
+        return sys.executable
+
+    def expand(self, path: str) -> str:
+        """The absolute path, ~ resolved."""
+        return str(Path(path).expanduser().absolute())
+
+    def copy_in(self, source: Path, destination: str, report: Callable[[str], None] | None = None) -> None:  # noqa: ARG002
         """Copy a file or folder, unless source and destination are the same."""
         _copy(source, Path(destination))
 
@@ -183,6 +194,14 @@ class LocalLauncher(Launcher):
             argv, timeout_s=timeout_s, stdin=stdin, report=report, env=server_environment(os.environ, {})
         )
 
+    def open_stream(self, argv: Sequence[str], on_line: Callable[[str], None]) -> commands.LocalStream:
+        """Start a command in the environment that servers get, and take its lines as they come."""
+        return commands.LocalStream(argv, on_line, env=server_environment(os.environ, {}))
+
+    def tools(self) -> str:
+        """The folder that this package lies in: it is here already."""
+        return str(host_tools.PACKAGE.parent)
+
     def _started_under_lease(self) -> list[psutil.Process]:
         return processes.marked(LEASE_MARK, str(lease.path_of(self._lease_name, self._lease_directory)))
 
@@ -190,7 +209,7 @@ class LocalLauncher(Launcher):
         # By file and isolated from the environment's packages: quick to start, and the same on a remote host.
         return [
             *(sys.executable, "-I", "-S", watchdog.__file__),
-            *("--lease", str(held.path), "--token", held.token, "--ttl", str(lease.TTL_S)),
+            *("--lease", str(held.path), "--token", held.token, "--ttl", str(self._lease_ttl_s)),
             *("--lease-fd", str(held.descriptor)),
             *("--grace", str(launch.stop_grace_s), "--state", str(launch.state_path)),
             *("--", *launch.argv),

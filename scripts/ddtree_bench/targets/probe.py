@@ -6,16 +6,20 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ddtree_bench import keys
 from ddtree_bench.servers.command_line import REFERENCE_PACKAGE, reference_model
-from ddtree_bench.targets import host_facts
+from ddtree_bench.targets import host_tools
 from ddtree_bench.targets.launcher import CommandResult, Launcher, TargetError
 
 SCHEMA = 1
 TIMEOUT_S = 300.0
+
+FULL_TIMEOUT_S = 4 * 3600.0
+"""For reading every byte of the largest models: 1 TB from a disk that gives 100 MB/s takes 2.8 h."""
+
+PROGRAM = "ddtree_bench.targets.host_facts"
 REMEDY = "`snakemake probe` accepts it, and what was measured before is then measured again"
 
 
@@ -46,14 +50,17 @@ class ModelFiles:
     drafter_revision: str | None = None
 
 
-def probe(launcher: Launcher, python: str, engine: str, models: Sequence[ModelFiles]) -> dict[str, Any]:
-    """Return the record of the target: platform, CPU, memory, NUMA, GPUs, clocks, and the files of `models`.
+def probe(
+    launcher: Launcher, python: str, engine: str, models: Sequence[ModelFiles], full: bool = False
+) -> dict[str, Any]:
+    """Return the record of the target: platform, CPUs, memory, NUMA, GPUs, links, clocks, and the files of `models`.
 
-    `python` is the environment's on the target. Raises TargetError, which names a model file that is missing.
+    `python` is the environment's on the target. `full` has the whole content of every model file digested. What is not
+    known there is null, and `missing` beside it says why. Raises TargetError, which names a model file that is missing.
     """
-    files = _model_paths(launcher, python, engine, models)
-    argv = [python, "-", json.dumps({"files": files})]
-    output = _checked(launcher.run_command(argv, timeout_s=TIMEOUT_S, stdin=Path(host_facts.__file__).read_text()))
+    request = {"files": _model_paths(launcher, python, engine, models), "full": full}
+    argv = host_tools.command_line(python, launcher.tools(), PROGRAM, json.dumps(request))
+    output = _checked(launcher.run_command(argv, timeout_s=FULL_TIMEOUT_S if full else TIMEOUT_S))
     record: dict[str, Any] = json.loads(output)
     return {"schema": SCHEMA, "engine": engine, **record}
 
@@ -116,6 +123,16 @@ def check_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = differences(old, new)
     if changed:
         raise HostChanged(f"host has changed: {'; '.join(changed)}; {REMEDY}")
+
+
+def with_full_digests(models: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of models, with the digests of whole files that were taken when they were as they are now."""
+    return {
+        name: {**entry, "full_sha256": before["full_sha256"]}
+        if "full_sha256" in (before := saved.get(name, {})) and before["files"] == entry["files"]
+        else entry
+        for name, entry in models.items()
+    }
 
 
 def _model_paths(launcher: Launcher, python: str, engine: str, models: Sequence[ModelFiles]) -> dict[str, str]:
@@ -190,5 +207,8 @@ def _shown(value: Any) -> str:
 
 def _checked(result: CommandResult) -> str:
     if result.exit_code != 0:
-        raise TargetError(f"the target could not be probed: {result.stderr.strip()[-1000:]}")
+        raise TargetError(
+            f"the target could not be probed: {result.stderr.strip()[-1000:]}; mend what it "
+            "names; a model's folder is given in models.<name>.paths"
+        )
     return result.stdout.splitlines()[-1]

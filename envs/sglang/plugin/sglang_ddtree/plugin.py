@@ -22,10 +22,11 @@ def load() -> None:
         from sglang_ddtree import release
 
         release.check_version()
-        from sglang_ddtree import algorithm, hooks
+        from sglang_ddtree import algorithm, hooks, progress_lines
 
         algorithm.register()
         hooks.install()
+        progress_lines.install()
     except Exception as error:
         reason = f"sglang_ddtree cannot be loaded: {error}".replace("\n", " ")
         logger.error(reason)

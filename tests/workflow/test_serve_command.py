@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command() -> None:
     shown = run("--help").stdout
     for name in [*COMMANDS, "serve", "generate"]:
-        assert f"    {name} " in shown
+        assert re.search(rf"^    {name}( |$)", shown, re.MULTILINE)
 
 
 def test_errors_name_the_key_and_the_file(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_what_a_lease_file_says_does_nothing_to_a_terminal() -> None:
     told = lease.parse(json.dumps({"user": "\x1b[2J\x07ann", "host": "h\r\nx", "pid": ["\x9b"], "run": "ü 漢\u202e"}))
     words = lease.describe_owner(told)
     assert words.isprintable() and words.startswith("\\x1b[2J\\x07ann (host h\\r\\nx, process ") and "ü 漢" in words
-    for nothing in ("", "[]", "7", "{"):
+    for nothing in ("", "[]", "7", "{", '{"renewed_at": "x"}', '{"ttl_s": []}'):
         assert lease.describe_owner(lease.parse(nothing)) == "an owner that has not signed it"
 
 

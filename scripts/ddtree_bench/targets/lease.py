@@ -220,12 +220,15 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """The content of a lease file from its text; None when it says nothing."""
+    """The content of a lease file from its text; None when it says nothing. Anybody may have written it."""
     try:
         content = json.loads(text)
     except ValueError:
         return None
-    return content if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        return None
+    times = (content.get(name, 0.0) for name in ("renewed_at", "ttl_s"))
+    return content if all(isinstance(value, int | float) for value in times) else None
 
 
 def describe_owner(content: Mapping[str, Any] | None) -> str:

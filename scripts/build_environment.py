@@ -2,26 +2,16 @@
 
 from pathlib import Path
 
+from ddtree_bench.deployment import build_planned
 from ddtree_bench.environments import Environment
-from ddtree_bench.environments.build import build
 from ddtree_bench.environments.recipes import build_named
 from ddtree_bench.project import open_project
 from ddtree_bench.rule_log import logged_to
-from ddtree_bench.target_checks import check_target
 
 with logged_to(snakemake.log[0]) as report:
-    root, engine = Path(snakemake.scriptdir).parent, snakemake.params.engine
+    project = open_project(snakemake.config, Path(snakemake.scriptdir).parent)
     manifest = Path(snakemake.output.manifest)
-    if not manifest.exists():
-        # It takes minutes, which are spent in vain for a host that cannot be used.
-        project = open_project(snakemake.config, root)
-        for target in project.hosts_of(engine, manifest.parent.name):
-            check_target(project, target, report)
-    build(
-        Environment(engine, build_named(snakemake.wildcards.environment)),
-        root / "envs",
-        manifest.parent,
-        report=report,
-    )
+    environment = Environment(snakemake.params.engine, build_named(snakemake.wildcards.environment))
+    build_planned(project, environment, manifest.parent, report)
     # What was there already is as good as new.
     manifest.touch()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+from ddtree_bench.environments import Environment, manifest
 from ddtree_bench.environments.build import build
 from ddtree_bench.environments.deploy import deploy
 from ddtree_bench.environments.prune import Removed, prune_environments
@@ -13,7 +15,30 @@ from ddtree_bench.launchers import target_launcher
 from ddtree_bench.plan import EXTERNAL
 from ddtree_bench.project import Project, Report
 from ddtree_bench.records.files import read_json, write_json_keeping_time
+from ddtree_bench.target_checks import check_target
 from ddtree_bench.targets.launcher import Launcher
+
+
+def build_planned(project: Project, environment: Environment, wheelhouse: Path, report: Report) -> None:
+    """Build the wheelhouse of an environment, once every host that it is for can be used.
+
+    It may take minutes, which would be spent in vain. Raises NotReady and EnvironmentFailed.
+    """
+    if not (wheelhouse / manifest.NAME).exists():
+        for target in project.hosts_of(environment.engine, wheelhouse.name):
+            check_target(project, target, report)
+    build(environment, project.root / "envs", wheelhouse, report=report)
+
+
+def deploy_planned(project: Project, target: str, engine: str, report: Report) -> dict[str, Any]:
+    """Deploy an engine's environment on a target, a host once it can be used; returns the receipt.
+
+    Raises NotReady, EnvironmentFailed and TargetError.
+    """
+    if project.over_ssh(target):
+        check_target(project, target, report)
+    with closing(target_launcher(project, target, report)) as launcher:
+        return _deployed(project, launcher, target, engine, report)
 
 
 def confirm_deployment(
@@ -28,11 +53,15 @@ def confirm_deployment(
         return external_receipt(engine)
     wheelhouse = project.manifest(target, engine).parent
     build(project.environment(target, engine), project.root / "envs", wheelhouse, report=report)
-    root, adopt = launcher.expand(project.deploy_root(target)), project.adopted(target, engine)
-    receipt, path = deploy(launcher, wheelhouse, root, adopt=adopt, report=report), project.receipt(target, engine)
+    receipt, path = _deployed(project, launcher, target, engine, report), project.receipt(target, engine)
     if path.exists() and read_json(path) != receipt:
         write_json_keeping_time(path, receipt)
     return receipt
+
+
+def _deployed(project: Project, launcher: Launcher, target: str, engine: str, report: Report) -> dict[str, Any]:
+    root, wheelhouse = launcher.expand(project.deploy_root(target)), project.manifest(target, engine).parent
+    return deploy(launcher, wheelhouse, root, adopt=project.adopted(target, engine), report=report)
 
 
 def external_receipt(engine: str) -> dict[str, Any]:
@@ -46,7 +75,7 @@ def prune_target(project: Project, target: str, report: Report) -> list[Removed]
     Nothing of other targets: clones share what is installed on this machine, and their plans are not known here.
     """
     spec = project.config.targets[target]
-    if spec.launcher != "ssh":
+    if not project.over_ssh(target):
         return []
     engines = [engine for place, engine in project.environment_keys if place == target]
     keep = [

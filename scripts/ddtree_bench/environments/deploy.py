@@ -93,7 +93,7 @@ def deploy(
         return receipt
     require_fit(launcher, root, folder, needs_of(wheelhouse, built, sent=not launcher.shares_files))
     with _alone(launcher, root, report):
-        python = adopted_python or launcher.python(root, built.python, report)
+        python = adopted_python or launcher.python(built.python)
         # An earlier call may be gone, and its installation go on.
         receipt = _on_target(launcher, python, {**request, "action": "verify", "wait": True}, WAIT_TIMEOUT_S, report)
         if receipt is None:

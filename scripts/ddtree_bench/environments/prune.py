@@ -41,7 +41,7 @@ def prune_environments(
     """
     if launcher.run_command(["test", "-d", root], timeout_s=LOOK_TIMEOUT_S).exit_code != 0:
         return []
-    python = launcher.python(root, PURE_TAG, report)
+    python = launcher.python(PURE_TAG)
     request = {"root": root.rstrip("/"), "keep": sorted(keep_names), "keep_recent": keep_recent}
     result = launcher.run_command(
         [python, "-B", "-", json.dumps(request)],

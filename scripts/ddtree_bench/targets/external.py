@@ -75,7 +75,7 @@ class ExternalLauncher(Launcher):
         """None: the endpoint's log is not at hand."""
         return None
 
-    def python(self, root: str, tag: str, report: Callable[[str], None]) -> str:  # noqa: ARG002
+    def python(self, tag: str) -> str:  # noqa: ARG002
         """Raise TargetError: nothing is run on the endpoint's machine."""
         self._refuse("no interpreter of its machine is used")
 

@@ -208,10 +208,10 @@ class Launcher(ABC):
         """The last lines that the server wrote."""
 
     @abstractmethod
-    def python(self, root: str, tag: str, report: Callable[[str], None]) -> str:
+    def python(self, tag: str) -> str:
         """An interpreter of the target for wheels of a tag, such as cp311, or py3 for any.
 
-        Where the target has none, one is put below `root`. Raises TargetError when that cannot be.
+        Where the target has none, one is put where environments are deployed. Raises TargetError when that cannot be.
         """
 
     @abstractmethod

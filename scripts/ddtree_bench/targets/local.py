@@ -165,7 +165,7 @@ class LocalLauncher(Launcher):
             log.seek(max(0, log.seek(0, os.SEEK_END) - lines * 1024))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
-    def python(self, root: str, tag: str, report: Callable[[str], None]) -> str:  # noqa: ARG002
+    def python(self, tag: str) -> str:  # noqa: ARG002
         """The interpreter of this process: wheels are put together for no other."""
         return sys.executable
 

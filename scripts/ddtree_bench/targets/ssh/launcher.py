@@ -112,7 +112,7 @@ class SshLauncher(Launcher):
         """The last lines of the log; those that came here before when the host cannot be asked."""
         return "" if self._server is None else self._server.log_tail(lines)
 
-    def python(self, root: str, tag: str, report: Callable[[str], None]) -> str:  # noqa: ARG002
+    def python(self, tag: str) -> str:
         """The host's interpreter for wheels of a tag; one is sent where there is none."""
         return self.host.python(tag)
 
